@@ -1,7 +1,9 @@
 """A rank without torch: speaks the protocol, and "trains" by meeting the others at the leader's socket in each step.
 
 python rank.py [steps=N] [pause=S] [sizes=1,2,4] [ignore] [hang=ID:STEP] [fail=ID:STEP] [linger=S] [segv=ID:STEP]
-               [build=S] [mute] [deaf]
+               [build=FILE] [mute] [deaf]
+
+It builds as long as the file is there.
 """
 
 import contextlib
@@ -175,7 +177,8 @@ class Rank:
 
     def run(self):
         self.send(Hello(ME, os.getpid()))
-        time.sleep(float(OPTIONS.get("build", "0")))
+        while os.path.exists(OPTIONS.get("build", "")):
+            time.sleep(0.01)
         sizes = OPTIONS.get("sizes", "")
         self.send(Ready(ME, tuple(int(size) for size in sizes.split(",") if size)))
         training = False

@@ -122,13 +122,16 @@ def test_a_stranger_cannot_be_a_rank(launch, peer):
     stepping(gang)
 
 
-def test_a_rank_of_a_killed_supervisor_is_no_rank_of_the_next(launch, peer):
+def test_a_rank_of_a_killed_supervisor_is_no_rank_of_the_next(launch, peer, tmp_path):
     """On the same path, before the rank of that number has come: it would take its place, and all would wait."""
-    gang = launch("--nproc", 1, RANK, "build=1")
+    builds = tmp_path / "builds"
+    builds.touch()
+    gang = launch("--nproc", 1, RANK, f"build={builds}")
     gang.until(lambda status: status["ranks"])
     one = peer(gang.control)
     one.send(Hello(0, 1, "of-before"))
     assert "that one ended" in one.receive().detail
+    builds.unlink()
     gang.until(training(1))
 
 
