@@ -108,8 +108,10 @@ async def all_end(box: Box, service: ClusterService, **jobs: int) -> None:
 
 
 def test_a_pair_that_is_harmful_is_undone_within_one_observation_and_not_tried_again(
-    box: Box, short_means: None
+    box: Box, short_means: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(slowdowns, "LATE_S", 10.0)  # an observation is longer than a stall of the machine
+
     async def scenario(service: ClusterService) -> None:
         first, second = await beside_each_other(box, service, HARMFUL)
         for job, other in ((first, second), (second, first)):
@@ -134,6 +136,7 @@ def test_it_is_undone_by_a_controller_that_was_started_again_meanwhile(box: Box,
     jobs = (1, 2)
 
     async def before(service: ClusterService) -> None:
+        slowdowns.LATE_S = 60.0  # in this process: it is killed before it has observed the pair
         assert await beside_each_other(box, service, HARMFUL) == jobs
 
     run_and_kill(box, before, "eaco", CLUSTER)
