@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 import brim as brim_package
 from tests.cli.commands import brim
+from tests.gang.conftest import PATIENCE_S
 
 ANN, BO, EVE = 12301, 12302, 12303
 PROGRAM = "import sys; sys.argv[0] = 'brim'; from brim.cli.main import main; main()"
@@ -124,7 +125,9 @@ def test_each_user_runs_and_sees_what_is_theirs(folder):
         for verb in ("cancel", "hold", "requeue", "logs", "explain", "redo"):
             assert f"there is no job {job} of yours" in user(BO, verb, job, code=3)
         assert "secret-name" in owner("ps"), "who runs the controller sees all jobs"
+        deadline_s = time.monotonic() + PATIENCE_S
         while "running" not in user(ANN, "ps"):
+            assert time.monotonic() < deadline_s
             time.sleep(0.05)
         with pytest.raises(AssertionError, match="who alone can read"):
             owner("logs", job)
