@@ -216,7 +216,7 @@ def test_eta_says_when_or_that_there_is_no_basis_yet(up):
     job = up("submit", "--hold", "-n", "quick", "true").stdout.strip()
     assert f"job {job}: it is held: user" in up("eta").stdout
     up("release", job)
-    long = up("submit", "-n", "unheard-of", "-g", "4", "-t", "1h", "sleep", "60").stdout.strip()
+    long = up("submit", "-n", "unheard-of", "-g", "4", "-t", "1h", "sleep", "600").stdout.strip()
     until_running(up, long)
     assert re.search(rf"^job {long}: ends in \S+ to \S+ \S+ \(from .*\)$", up("eta", long).stdout, re.M)
     waits = up("submit", "-n", "quick", "true").stdout.strip()
@@ -389,7 +389,7 @@ def test_the_report_compares_the_twin_with_what_ran(up):
     first = int(up("submit", "-n", "step", "-g", "2", "sleep", "0.3").stdout)
     for _ in range(4):
         last = up.ended("-n", "step", "-g", "2", "sleep", "0.3")
-    cancelled = up("submit", "-n", "step", "sleep", "60").stdout.strip()
+    cancelled = up("submit", "-n", "step", "sleep", "600").stdout.strip()
     until_running(up, cancelled)
     (up.work / "go").unlink(missing_ok=True)
     runs = int(up("submit", "-n", "long", "--", "sh", "-c", "while ! test -e go; do sleep 0.05; done").stdout)
