@@ -9,6 +9,7 @@ cluster fills, are printed apart.
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -63,6 +64,8 @@ def main() -> None:
     policy = replace(PRESETS["aiturbo"], size=size)
     few = workload(SweepPoint(jobs=5))
     replay(few.trace, few.cluster, policy, truth=few.truth)  # compiles
+    gc.collect()
+    gc.freeze()  # as the service does when it has started
     rounds.clear()
     size.taken_ms.clear()
     many = workload(SweepPoint(jobs=options.jobs, cluster=f"{options.gpus // 2}x2xK80:cpus=32", load=1e6))
