@@ -23,13 +23,14 @@ SAID = {
     2: ("step 1", "step 2", "train"),
     3: ("gpus: 4", "it would start now"),
     4: ("training for 90 epochs",),
-    5: ("it is held until it is released",),
-    6: ("runs on gpu",),
-    7: ("18 runs of 3 families", "4 devices"),
-    8: ("finished at step 20 in attempt 2",),
-    9: ('"schema":1', '"jobs":['),
-    10: ("4 devices",),
-    11: ("has ended",),
+    5: ("runs of the same user and size",),
+    6: ("it is held until it is released",),
+    7: ("runs on gpu",),
+    8: ("18 runs of 3 families", "4 devices"),
+    9: ("finished at step 20 in attempt 2",),
+    10: ('"schema":1', '"jobs":['),
+    11: ("4 devices",),
+    12: ("has ended",),
 }
 """What each block prints, among other things."""
 
