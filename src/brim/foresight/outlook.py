@@ -46,5 +46,9 @@ def outlook_in_words(verdict: Verdict, samples_done: float) -> str:
     chance = "" if math.isnan(verdict.probability) else (
         f"; at {verdict.at_samples:,.0f} samples its losses tell its end with probability {verdict.probability:.2f}"
     )
-    shown = ", ".join(f"{one.words} {one.value:.3g}" for one in verdict.evidence[:EVIDENCE_SHOWN])
-    return f"{said}{chance}" + (f": {shown} ({UNIT})." if shown else ".")
+    speaks: dict[str, list[str]] = {"for": [], "against": []}
+    for one in verdict.evidence[:EVIDENCE_SHOWN]:
+        side, colon, words = one.words.partition(": ")
+        speaks[side if colon else "against"].append(f"{words or one.words} {one.value:.3g}")
+    shown = [f"{side.capitalize()} it: {'; '.join(each)}" for side, each in speaks.items() if each]
+    return f"{said}{chance}." + (f" {'. '.join(shown)} ({UNIT})." if shown else "")
