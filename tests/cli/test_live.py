@@ -208,6 +208,18 @@ def test_a_job_that_can_never_run_is_submitted_and_said_to_be_so(up):
     assert done.stderr == f"brim: job {done.stdout.strip()} is held and can never run here: it needs 9 GPUs, the " \
         "cluster has 4\n"
     up("cancel", done.stdout.strip())
+    on_cpu = up("submit", "--devices", "cpu", "true")
+    assert "held and can never run here: policy backfill runs no job on CPU" in on_cpu.stderr
+    assert "policy backfill runs no job on CPU" in up("explain", on_cpu.stdout.strip()).stdout
+    up("cancel", on_cpu.stdout.strip())
+
+
+@pytest.mark.parametrize("words", [("run",), ("submit", "--wait"), ("submit", "--wait", "--array", "0-1")])
+def test_nobody_waits_for_a_job_that_can_never_run(up, words):
+    done = up(*words, "-g", "9", "true", code=4)
+    more = " and 1 more" if "--array" in words else ""
+    job = int(re.search(rf"job (\d+){more} can never run here, cancelled: it needs 9 GPUs", done.stderr)[1])
+    assert up.job(job).state == "cancelled"
 
 
 def test_eta_says_when_or_that_there_is_no_basis_yet(up):

@@ -157,6 +157,14 @@ def test_what_is_too_large_or_of_another_type_is_told_with_what_would_fit():
     ]
 
 
+def test_a_job_for_cpu_alone_is_told_that_the_policy_runs_none_and_that_devices_would_do():
+    desk = Desk(find_policy("backfill"))
+    desk.submit(devices=("cpu",))
+    waiting = why(desk, 1)
+    assert waiting.blockers[0].text == "policy backfill runs no job on CPU"
+    assert told(waiting) == [("devices", "cancel it and submit it again --devices gpu")]
+
+
 def test_an_agent_that_is_away_is_a_blocker_and_its_start_a_remedy():
     desk = Desk(users=(1,))
     desk.submit(uid=7)

@@ -818,10 +818,10 @@ def test_a_round_sees_nothing_that_was_accepted_after_it():
     ]
 
 
-def moved(desk: Desk, cluster: str) -> Desk:
-    """The same books under a controller of another cluster."""
+def moved(desk: Desk, cluster: str, policy: Policy = FIFO) -> Desk:
+    """The same books under a controller of another cluster, or with another policy."""
     new = Desk(users=())
-    new.controller = Controller(parse_cluster(cluster), FIFO, gap_ms=0)
+    new.controller = Controller(parse_cluster(cluster), policy, gap_ms=0)
     jobs = [job for job in desk.stored.values() if not job.has_ended]
     new.controller.recover(desk.controller.save(), (), jobs, desk.attempts.values(), desk.now_ms)
     new.stored, new.now_ms, new.next_id = dict(desk.stored), desk.now_ms, desk.next_id
@@ -849,6 +849,14 @@ def test_a_cluster_that_has_grown_takes_the_jobs_of_before():
     assert new.command(Release, 2) == []
     back = moved(desk, "1x2xT4")
     assert [order.job for order in (*back.join(), *back.command(Release, 2))] == [2]
+
+
+def test_a_policy_that_runs_jobs_on_cpu_takes_those_that_the_one_before_did_not():
+    desk = Desk(cores=4)
+    desk.submit(devices=("cpu",))
+    assert desk.stored[1].holds == ("impossible: policy fifo runs no job on CPU",)
+    new = moved(desk, "1x2xT4:cpus=4", find_policy("aiturbo"))
+    assert [order.job for order in new.join()] == [1]
 
 
 def test_the_devices_of_a_running_job_cannot_be_changed():

@@ -20,7 +20,7 @@ from brim.cli.job_options import asked, merged, read_variables
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import BrimError, NotFoundError
+from brim.errors import BrimError, NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from brim.api.client import Client, JobIds
@@ -180,7 +180,7 @@ def submit(
                      deadline, hold, requeue, grace, batch, ranks, gpu_mem, gpu_util, devices, target_loss)
     wanted = output_of(output, as_json)
     at = client()
-    ids = _submit(at, words, given, dry_run, wanted)
+    ids = _submit(at, words, given, dry_run, wanted, waits=wait)
     if wait and ids:
         raise typer.Exit(max(_wait(at, job) for job in ids))
 
@@ -199,7 +199,7 @@ def run(
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, None, env, chdir, begin,
                      deadline, False, requeue, grace, batch, ranks, gpu_mem, gpu_util, devices, target_loss)
     at = client()
-    ids = _submit(at, words, given, dry_run, "table" if detach else "none")
+    ids = _submit(at, words, given, dry_run, "table" if detach else "none", waits=not detach)
     if ids and not detach:
         raise typer.Exit(_followed(at, ids[0]))
 
@@ -239,7 +239,10 @@ def redo(
     _print(ids, (), wanted)
 
 
-def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str) -> list[int]:
+def _submit(
+    at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str, *, waits: bool
+) -> list[int]:
+    """Submit jobs, or show what would become of them. With ``waits``, one that can never run is refused."""
     from brim.cli.capture import requests_of, work_of
     from brim.cli.retention import remove_old
 
@@ -257,6 +260,9 @@ def _submit(at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bo
         _show(at, work.command, requests, wanted)
         return []
     ids = _accepted(at, requests)
+    if waits and ids.impossible:
+        at.command("cancel", list(ids))
+        raise RefusedError(f"{_impossible(ids)} can never run here, cancelled: {_reason(ids)}")
     _warn(ids)
     ensure_agent(at)
     if wanted != "none":
@@ -281,9 +287,17 @@ def _accepted(at: Client, requests: Sequence[JobRequest]) -> JobIds:
 def _warn(ids: JobIds) -> None:
     """Say which jobs can never run on this machine, in a line."""
     if ids.impossible:
-        first, reason = next(iter(ids.impossible.items()))
-        which = f"{first} and {len(ids.impossible) - 1} more are" if len(ids.impossible) > 1 else f"{first} is"
-        print(f"brim: job {which} held and can never run here: {printable(reason)}", file=sys.stderr)
+        is_held = "are held" if len(ids.impossible) > 1 else "is held"
+        print(f"brim: {_impossible(ids)} {is_held} and can never run here: {_reason(ids)}", file=sys.stderr)
+
+
+def _impossible(ids: JobIds) -> str:
+    first, *others = ids.impossible
+    return f"job {first} and {len(others)} more" if others else f"job {first}"
+
+
+def _reason(ids: JobIds) -> str:
+    return printable(next(iter(ids.impossible.values())))
 
 
 def _print(ids: Sequence[int], ignored: Sequence[str], wanted: str) -> None:

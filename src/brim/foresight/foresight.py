@@ -83,7 +83,7 @@ class Foresight:
     def why_impossible(self, requests: Sequence[JobRequest]) -> list[str]:
         """Why jobs could not run if the cluster were empty; empty for one that could, and while that is not known."""
         try:
-            cluster = self._service.status()["cluster"]
+            cluster, policy = self._service.status()["cluster"], self._service.policy
         except NotAcceptedError:  # the controller is not recovered yet
             return [""] * len(requests)
         from brim.core.cluster import parse_cluster  # noqa: PLC0415 - of the engine, see above
@@ -95,7 +95,7 @@ class Foresight:
         ]
         for kind, request in zip(kinds, requests, strict=True):
             if kind not in found:  # the jobs of an array are alike
-                found[kind] = why_impossible(request, parse_cluster(cluster))
+                found[kind] = why_impossible(request, parse_cluster(cluster), policy)
         return [found[kind] for kind in kinds]
 
     async def dry_run(self, uid: int, user: str, requests: Sequence[JobRequest]) -> DryRun:

@@ -59,7 +59,7 @@ class _Lift:
         texts: What to do or to wait for.
         ends: Running jobs that have to finish first.
         gone: Jobs that it must not wait for any more: it would have to be submitted again.
-        too_large: Whether it could not run on the empty cluster.
+        impossible: Whether it could not run on the empty cluster.
         waits: See ``Remedy``.
         stuck: Whether it waits for a job that waits itself, or for its array, which no single round can show.
     """
@@ -68,7 +68,7 @@ class _Lift:
     texts: list[str] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
-    too_large: bool = False
+    impossible: bool = False
     waits: bool = False
     stuck: bool = False
 
@@ -170,7 +170,7 @@ class Remedies:
     def _lifted(self) -> _Change | None:
         """The job without its holds, and otherwise as it is; None if no change of one moment takes them off."""
         lift = self._lift
-        if lift.stuck or lift.too_large:
+        if lift.stuck or lift.impossible:
             return None
         if lift.gone:
             return None if self._job.attempt else self._submitted("dependency", lambda _: "")(self._job.request)
@@ -188,6 +188,8 @@ class Remedies:
             limit_s = request.time_limit_s or LIMITS_S[0] + 1
             shorter = [replace(request, time_limit_s=limit) for limit in LIMITS_S if limit < limit_s]
             yield shorter, self._submitted("time limit", lambda asked: f"-t {_clock(asked.time_limit_s)}")
+        if request.is_cpu_only:
+            yield [replace(request, devices=("gpu",))], self._submitted("devices", lambda _: "--devices gpu")
         if request.cpus_per_gpu or request.mem_mib_per_gpu:
             yield [replace(request, cpus_per_gpu=0.0, mem_mib_per_gpu=0)], self._submitted(
                 "resources", lambda _: "without --cpus and --mem"
@@ -233,7 +235,7 @@ class Remedies:
 
     def _ends(self) -> list[Remedy | None]:
         """The first running job whose end alone helps, in order of their estimated ends; else that of several."""
-        if self._lift.stuck or self._lift.too_large or self._lift.gone:
+        if self._lift.stuck or self._lift.impossible or self._lift.gone:
             return []
         state = self._at.scheduler.state
         snapshot = state.freeze(self._at.now_ms)
@@ -281,8 +283,8 @@ def _lift(situation: Situation, job: JobRecord) -> _Lift:
             lift.stuck = True
         elif hold == holds.QUOTA:
             continue  # every change is measured by the quota
-        elif hold.startswith(holds.TOO_LARGE):
-            lift.too_large = True
+        elif holds.is_of_cluster(hold):
+            lift.impossible = True
         else:  # a job that has not finished, or does not exist
             lift.gone += [
                 each for each in job.request.before

@@ -303,8 +303,7 @@ class Controller:
         self.ledger.changed.clear()
         for job in jobs:
             self._recover_job(job)
-        if self.is_moved:
-            self._look_at_sizes()
+        self._look_at_what_can_run()
         self._marks.recover()
 
     def _move(
@@ -326,15 +325,17 @@ class Controller:
             job.id: holds.type_code(job.request, cluster) for job in jobs if job.id in self.scheduler.state
         })
 
-    def _look_at_sizes(self) -> None:
-        """Hold the jobs that are too large for this cluster, and no others for that reason."""
+    def _look_at_what_can_run(self) -> None:
+        """Hold the jobs that this cluster or policy cannot run, and no others for that reason."""
         for job in tuple(self.jobs.values()):
+            if not self.is_moved and "cpu" not in job.request.devices:
+                continue  # the policy says whether jobs run on CPU, the cluster the rest
             reason = holds.why_impossible(job.request, self.scheduler.state.cluster, self.scheduler.policy)
             wanted = holds.impossible(reason) if reason else ""
             if wanted:
                 self.books.add_hold(job.id, wanted, holds.because((wanted,)))
             for hold in job.holds:
-                if hold.startswith(holds.TOO_LARGE) and hold != wanted:
+                if holds.is_of_cluster(hold) and hold != wanted:
                     self.books.drop_hold(job.id, hold)
 
     def _recover_job(self, job: JobRecord) -> None:

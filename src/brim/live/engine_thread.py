@@ -23,6 +23,7 @@ from brim.units import MS_PER_S
 if TYPE_CHECKING:
     from brim.engine.round import RoundResult
     from brim.live.controller import Controller, StepResult
+    from brim.policies.sockets import Policy
 
 SNAPSHOT_CHARACTERS: Final = 8 << 20
 """Length of the journal after which a snapshot takes its place; ours: it is read in well under a second. A round with
@@ -41,10 +42,11 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What stays the same while a controller runs: its setting, and the number of devices."""
+    """What stays the same while a controller runs: its setting, the number of devices, and the policy."""
 
     setting: ControllerSetting
     devices: int
+    policy: Policy
 
 
 class EngineThread:
@@ -158,7 +160,11 @@ class EngineThread:
             self._store.commit(Changes(at_ms=self._store.now_ms()), controller.save()).result()
         self._written = None if controller.is_moved else sum(map(len, found.lines))
         self._store.note_setting(controller.setting).result()
-        self._recovered(Facts(setting=controller.setting, devices=controller.scheduler.state.cluster.num_gpus))
+        scheduler = controller.scheduler
+        facts = Facts(
+            setting=controller.setting, devices=scheduler.state.cluster.num_gpus, policy=scheduler.policy
+        )
+        self._recovered(facts)
 
     def _wait(self, wake_ms: int | None) -> list[Input] | None:
         """Wait for inputs or a time, and return the inputs; None to end."""

@@ -29,8 +29,8 @@ CRASH_GUARD: Final = "crash guard"
 BACK_OFF: Final = "back-off"
 ARRAY_LIMIT: Final = "array limit"
 QUOTA: Final = "quota"
-TOO_LARGE: Final = "impossible: it needs "
-"""How the hold of a job begins that could run on a larger cluster."""
+_IMPOSSIBLE: Final = "impossible: "
+_WAITS_FOR: Final = "it waits for job "
 RELEASED: Final = (USER, CRASH_GUARD, BACK_OFF)
 """The holds that a user's release takes off."""
 _CLASSES: Final[Mapping[str, JobClass]] = {
@@ -59,7 +59,12 @@ def after_ended(request: JobRequest, job: int, state: JobStatus) -> str:
 
 def impossible(reason: str) -> str:
     """The hold of a job that could not run if the cluster were empty."""
-    return f"impossible: {reason}"
+    return f"{_IMPOSSIBLE}{reason}"
+
+
+def is_of_cluster(hold: str) -> bool:
+    """Whether it is the hold of a job that could run on another cluster or under another policy."""
+    return hold.startswith(_IMPOSSIBLE) and not hold.startswith(impossible(_WAITS_FOR))
 
 
 def because(held: tuple[str, ...]) -> str:
@@ -91,7 +96,7 @@ def first_holds(
         try:
             end = end_of(other)
         except LookupError:
-            found.append(impossible(f"it waits for job {other}, which does not exist"))
+            found.append(impossible(f"{_WAITS_FOR}{other}, which does not exist"))
             continue
         if end is None:
             found.append(after(other))

@@ -33,6 +33,7 @@ from brim.live.vacancy import LOOK_S, orphans_of, vacated
 if TYPE_CHECKING:
     from brim.engine.round import RoundResult
     from brim.live.controller import Controller
+    from brim.policies.sockets import Policy
 
 ENDED_KEPT: Final = 1_000
 """Jobs that have ended and are still in memory; older ones are in the store. Ours: what a script may ask for."""
@@ -343,6 +344,15 @@ class ClusterService:
     def has_jobs(self, uid: int) -> bool:
         """Whether a user has jobs that have not ended."""
         return any(job.uid == uid and not job.has_ended for job in self._jobs.values())
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the controller.
+
+        Raises:
+            NotAcceptedError: it is not recovered yet.
+        """
+        return self._known().policy
 
     def status(self) -> Mapping[str, Any]:
         """Return facts on the controller.
