@@ -53,6 +53,12 @@ def test_compressed_files_are_read_or_named(tmp_path):
     assert "compressed by zstd" in message(save(tmp_path, "z", b"\x28\xb5\x2f\xfd and more"))
 
 
+@pytest.mark.parametrize("name", [one.name for one in FORMATS[1:]])
+def test_parquet_is_no_text_of_any_format(tmp_path, name):
+    found = message(save(tmp_path, "x.parquet", b"PAR1\x15\x04\xc6\xff\n"), name)
+    assert found.endswith(f"found a Parquet file, expected text in the format {name}")
+
+
 def test_unknown_format_name_suggests_the_nearest(tmp_path):
     assert "did you mean 'helios'?" in message(save(tmp_path, *EXAMPLES["helios"]), "helio")
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from brim.core.trace import Trace
 from brim.errors import ConfigError, InvariantError, TraceError
-from brim.traces import pai
+from brim.traces import own, pai
 from brim.traces.formats import FORMATS, Format
 from brim.traces.lifecycle import check_gpu_time
 from brim.traces.report import UNUSABLE, ReadReport
@@ -43,7 +43,10 @@ def read(path: str | Path, format: str | None = None) -> tuple[Trace, ReadReport
             return _balanced(pai.read_folder(Path(path), report), report, strict=True)
         raise TraceError(str(path), found="a folder", expected="a trace file, or a folder with the tables of PAI")
     source = open_source(path)
-    return _read_usable(chosen or _detected(source), source)
+    found = chosen or _detected(source)
+    if source.is_parquet and found.name != own.NAME:
+        raise TraceError(source.file, found="a Parquet file", expected=f"text in the format {found.name}")
+    return _read_usable(found, source)
 
 
 def _named(name: str) -> Format:
