@@ -331,6 +331,9 @@ def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
         (["--allow", "daemon"], "it runs without --allow, not daemon: to change"),
     ):
         assert said in up("up", *words, code=4).stderr
+    other = up.work / "other"
+    up("up", "--devices", "3", code=4, BRIM_STATE=str(other))
+    assert not (other / "agent").exists(), "an agent of a state folder whose controller was refused"
     os.kill(before, signal.SIGKILL)
     assert "no controller answers" in up("ps", code=1).stderr  # its socket is still there
     mine = up.work / "mine.py"

@@ -220,9 +220,8 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
     """Say so, and start the agent if it is missing.
 
     Raises:
-        RefusedError: what was wished is not so: it has to be started anew.
+        RefusedError: what was wished is not so: it has to be started anew. No agent is started then.
     """
-    ensure_agent(at)
     status = at.status()["status"]
     devices = counted(status["devices"], "device", "devices")
     print(f"already up: process {status['pid']}, policy {status['policy']}, {devices}")
@@ -233,6 +232,7 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
             f"{'; '.join(changes)}: to change that, `brim down`, then `brim up` with all options that it is to have; "
             "jobs go on meanwhile"
         )
+    ensure_agent(at)
 
 
 def _named(option: str, value: str) -> str:
