@@ -225,6 +225,16 @@ def test_of_resources_and_variables_what_is_not_kept_is_listed():
     )
 
 
+def test_nodes_and_tasks_that_are_ignored_say_what_counts_as_often():
+    found = read_headers("#SBATCH --nodes=2 --gres=gpu:1 --ntasks=3 -c 2\n", "f")
+    assert found.options == {"gpus": "2", "cpus": "6"}
+    assert found.ignored == (
+        "--nodes=2: there is one node; --gres counts 2 times",
+        "--ntasks=3: the script is started once; `#BRIM --ranks per-gpu` starts it once per GPU; "
+        "--cpus-per-task counts 3 times",
+    )
+
+
 @pytest.mark.parametrize("line", [
     "--dependency=singleton", "-d after:3", "-d afterok:1?afterok:2", "-d afterany:", "--mem=x",
     "--cpus-per-task=x", "--gpus-per-task=x", "job.sh",

@@ -37,6 +37,11 @@ _WHY: Final = {
     "ntasks": _ONCE, "ntasks-per-node": _ONCE, "ntasks-per-gpu": _ONCE,
     "exclusive": "GPUs are never shared without asking",
 }  # fmt: skip
+_MULTIPLIES: Final = {
+    "nodes": ("gres", "gpus-per-node", "gpus-per-task"), "ntasks": ("cpus-per-task", "gpus-per-task", "mem-per-cpu"),
+    "ntasks-per-node": ("gpus-per-task",),
+}  # fmt: skip
+"""Options whose value counts as often as these say, although nothing else follows from them here."""
 _EXPECTED: Final = {
     "dependency": "afterok, afterany or afternotok with job ids, such as afterok:3:4,afterany:5",
 }
@@ -141,6 +146,11 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
             raise ConfigError(f"{where}: found {value!r}, expected {expected}") from None
         if found is None:
             why = _WHY.get(name, "it has no meaning here")
+            times = [
+                f"--{other}" for other in _MULTIPLIES.get(name, ())
+                if other in theirs and (other != "gpus-per-task" or name == "ntasks" or "ntasks" not in theirs)
+            ]
+            why += f"; {' and '.join(times)} counts {value} times" if times else ""
             ignored.append(f"--{name}={value}: {why}" if value else f"--{name}: {why}")
         else:
             options.update(found)
