@@ -43,3 +43,16 @@ def test_columns_are_read_only_in_another_process_too():
         columns = [value for name in table.__slots__ if isinstance(value := getattr(table, name), np.ndarray)]
         assert columns
         assert not any(column.flags.writeable for column in columns)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("gpus = 8\nnode = 4", "group 1: found 'node', expected gpus and any of nodes, type, cpus, mem"),
+    ("nodes = 4", "group 1: found no gpus, expected gpus and any of nodes, type, cpus, mem"),
+    ('gpus = 8\nnodes = "a"', "group 1: found nodes='a', expected a whole number"),
+])  # fmt: skip
+def test_a_cluster_file_that_is_wrong_is_named_with_its_group(tmp_path, text, said):
+    path = tmp_path / "c.toml"
+    path.write_text(f"[[group]]\n{text}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        parse_cluster(str(path))
+    assert str(caught.value) == f"cluster file {path}, {said}"

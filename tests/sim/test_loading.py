@@ -9,7 +9,7 @@ import pytest
 
 from brim.beliefs.runtime import UserLimits
 from brim.core.cluster import parse_cluster
-from brim.errors import ConfigError
+from brim.errors import ConfigError, NotFoundError
 from brim.policies.feed.shares import Fixed
 from brim.policies.presets import PRESETS
 from brim.sim.compiled.eligible import eligible_loop
@@ -111,6 +111,8 @@ def test_compiled_loops_refuse_it():
 def test_the_command_line_names_a_library():
     trace, cluster = small_trace(job(model="alexnet")), parse_cluster("1x1xT4:cpus=4")
     assert isinstance(TruthOption(loading="synergy").build(trace, cluster), LoadingData)
+    with pytest.raises(NotFoundError, match=r"--loading: found 'fast', expected synergy or a .toml file"):
+        TruthOption(loading="fast").build(trace, cluster)
     with pytest.raises(ConfigError, match="--loading pollux: found no 'loading' table"):
         TruthOption(loading="pollux").build(trace, cluster)
 

@@ -7,7 +7,7 @@ measurements in further tables, which this module does not read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -23,6 +23,8 @@ from brim.errors import ConfigError, NotFoundError
 
 NAMES: Final = ("pollux", "gavel", "mlperf", "synergy")
 """The profile files."""
+WITH_LOADING: Final = ("synergy",)
+"""Those that say how fast jobs load their data."""
 QUANTITIES: Final = ("samples_per_s", "time_to_train_s")
 
 
@@ -114,10 +116,10 @@ class Library:
     loading: Mapping[str, LoadingProfile]
 
 
-def load(name: str, option: str = "--library") -> Library:
+def load(name: str, option: str = "--library", names: Sequence[str] = NAMES) -> Library:
     """Load one of ``NAMES``, or the file at a path that ends in ``.toml``, as ``brim profile`` writes it.
 
-    The option that named it names it in errors.
+    The option that named it names it in errors, which offer ``names``.
 
     Raises:
         NotFoundError: there is no such file.
@@ -125,9 +127,10 @@ def load(name: str, option: str = "--library") -> Library:
     """
     if name in NAMES:
         return _ours(name)
+    expected = f"{', '.join(names)} or a .toml file"
     if not name.endswith(".toml"):
-        raise NotFoundError(f"{option}: found {name!r}, expected {', '.join(NAMES)} or a .toml file")
-    return parse(read_toml(name, option, f"{', '.join(NAMES)} or a .toml file"), name)
+        raise NotFoundError(f"{option}: found {name!r}, expected {expected}")
+    return parse(read_toml(name, option, expected), name)
 
 
 @cache

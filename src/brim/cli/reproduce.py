@@ -31,7 +31,7 @@ EXPERIMENTS: Final = {
     "padding": "PaddingTorch (Computer Science 51(9), 2024): training on GPUs while other jobs leave them idle",
     "adloader": "A-Dloader (IEEE CLOUD 2022): cores for data loaders by what they bring, against equal cores",
     "eaco": "EaCO (arXiv 2412.08294): jobs that share GPUs to save energy, its measured sets and clusters",
-    "aiturbo": "AITurbo (HPDC 2021): parameter servers and workers of jobs of which only some can be predicted",
+    "aiturbo": "AITurbo (HPDC 2021): parameter servers; only some jobs can be predicted (an hour of CPU time)",
     "all": "every headline number of the papers, published and measured here, in one table",
 }
 SEEDS_MAX: Final = 100
@@ -45,14 +45,16 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer points or jobs, and other figures than a full run.")
     ] = False,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds to average over.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", metavar="N", min=1, max=SEEDS_MAX, help="elastic, adloader, all: seeds to average.")
+    ] = 1,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="PATH", help="padding, all: PAI trace; else jobs are drawn.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="all: folder with profiles/pollux and traces/pollux.")
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Write one self-contained page.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="elastic, padding, adloader: write a page.")] = None,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
@@ -90,7 +92,7 @@ def reproduce(
         from brim.cli.reproduce_aiturbo import reproduce_aiturbo
 
         if html is not None or seeds != 1:
-            raise ConfigError("reproduce aiturbo: found --html or --seeds, expected neither: it has seeds of its own")
+            raise ConfigError("reproduce aiturbo: found --html or --seeds, expected neither: it has 20 seeds a share")
         reproduce_aiturbo(quick=quick, output=wanted)
         return
     from brim.sim.reproduce.grid import FULL, QUICK

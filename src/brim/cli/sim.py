@@ -95,7 +95,7 @@ _Library = Annotated[
     str,
     typer.Option(
         "--library",
-        help="Step-time models that policies know in advance: pollux, gavel, mlperf, or a file of brim profile.",
+        help="What policies know of models in advance: pollux, gavel, mlperf, synergy, or a file of brim profile.",
     ),
 ]
 _NodeMtbf = Annotated[str, typer.Option("--node-mtbf", help="Mean time between failures of a node, such as 30d.")]

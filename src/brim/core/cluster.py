@@ -187,8 +187,13 @@ def _read_toml(path: Path) -> Cluster:
         raise ConfigError(f"cluster file {path}: expected [[group]] tables")
     for row, table in enumerate(tables, 1):
         known = {"nodes", "gpus", "type", "cpus", "mem"}
+        where = f"cluster file {path}, group {row}"
         if not isinstance(table, dict) or not {"gpus"} <= set(table) <= known:
-            raise ConfigError(f"cluster file {path}, group {row}: expected gpus and any of nodes, type, cpus, mem")
+            other = next((repr(key) for key in table if key not in known), "no gpus")
+            raise ConfigError(f"{where}: found {other}, expected gpus and any of nodes, type, cpus, mem")
+        for key in ("nodes", "gpus"):
+            if type(table.get(key, 1)) is not int:
+                raise ConfigError(f"{where}: found {key}={table[key]!r}, expected a whole number")
         text = f"{table.get('nodes', 1)}x{table['gpus']}" + (f"x{table['type']}" if "type" in table else "")
         extras = ",".join(f"{key}={table[key]}" for key in ("cpus", "mem") if key in table)
         groups.append(_parse_group(f"{text}:{extras}" if extras else text))

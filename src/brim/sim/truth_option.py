@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from brim.beliefs.library import load
+from brim.beliefs.library import WITH_LOADING, load
 from brim.beliefs.measured_sets import load_sets
 from brim.core.cluster import Cluster
 from brim.core.trace import Trace
@@ -79,7 +79,7 @@ class TruthOption:
         if self.loading:
             from brim.sim.truths.loading import LoadingData  # noqa: PLC0415
 
-            models = load(self.loading, "--loading").loading
+            models = load(self.loading, "--loading", WITH_LOADING).loading
             if not models:
                 raise ConfigError(f"--loading {self.loading}: found no 'loading' table, expected at least one")
             truth = LoadingData(truth, trace, cluster, {name: one.parameters for name, one in models.items()})

@@ -199,7 +199,7 @@ def _known_models(name: str, library: dict[int, FloatArray], trace: Trace) -> tu
     known = ", ".join(trace.profiles[code] for code in library)
     return (
         f"Step times of {known} are known beforehand to policies that ask for models (profile library {name})."
-        if known else f"The profile library {name} matches no model of this trace.",
+        if known else f"The profile library {name} has step times of no model of this trace.",
     )
 
 
