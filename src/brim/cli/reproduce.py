@@ -46,7 +46,7 @@ def reproduce(
         bool, typer.Option("--quick", help="Fewer points or jobs, and other figures than a full run.")
     ] = False,
     seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", min=1, max=SEEDS_MAX, help="elastic, adloader, all: seeds to average.")
+        int, typer.Option("--seeds", metavar="N", min=1, max=SEEDS_MAX, help="elastic, adloader, all: to average over.")
     ] = 1,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="PATH", help="padding, all: PAI trace; else jobs are drawn.")
