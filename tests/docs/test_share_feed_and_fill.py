@@ -20,6 +20,7 @@ def test_the_replay_shows_sharing_loader_cores_padding_energy_and_cost(tmp_path)
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for said in ("kWh", "CO2 kg", "cost", "eaco: Starts beside other jobs", "0.6 (elastic) or 0.13 (padding)",
-                 "Jobs wait for their data", "What cores bring the loaders of m5, res18, res50 is known", "JCT regular", "uses the least energy: ", "costs least: "):  # fmt: skip
+                 "Jobs wait for their data", "What cores bring the loaders of m5, res18, res50 is known",
+                 "JCT regular", "uses the least energy: ", "costs least: "):  # fmt: skip
         assert said in done.stdout
     assert "of GPUs (150 to 1,000 W for 2 RTX4090)" in done.stdout

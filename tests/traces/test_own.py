@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from brim import traces
 from brim.core.trace import JobClass, trace_of
-from brim.errors import BrimError, ConfigError
+from brim.errors import BrimError, ConfigError, TraceError
 from tests.sampling import sample
 
 from .examples import EXAMPLES, equal, save
@@ -73,3 +73,20 @@ def test_writing_needs_a_known_ending_and_a_folder(tmp_path):
     with pytest.raises(BrimError, match=r"cannot write .*a.csv: No such file or directory"):
         traces.write(trace, tmp_path / "absent" / "a.csv")
     assert np.array_equal(trace.submit_ms, np.sort(trace.submit_ms))
+
+
+def test_a_column_that_is_nearly_one_of_ours_is_refused_and_others_are_not_read(tmp_path):
+    rows = "job_id,submit_ms,gpus,{}\na,0,1,400\n"
+    odd, other = tmp_path / "odd.csv", tmp_path / "other.csv"
+    odd.write_text(rows.format("gpu_utl_milli"), encoding="utf-8")
+    with pytest.raises(TraceError, match="found column 'gpu_utl_milli', expected 'gpu_util_milli', or a name that"):
+        traces.read(odd)
+    other.write_text(rows.format("gpu_model"), encoding="utf-8")
+    assert len(traces.read(other)[0]) == 1
+
+
+def test_what_is_expected_of_a_column_that_may_be_empty_says_so(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("job_id,submit_ms,gpus,run_ms\na,0,1,-100\n", encoding="utf-8")
+    with pytest.raises(TraceError, match=r"'run_ms': found '-100', expected a whole number, 0 to .*, or nothing"):
+        traces.read(path)

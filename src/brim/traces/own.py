@@ -9,10 +9,12 @@ and ``gpus`` are required: convert your own logs to this format.
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import io
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +36,8 @@ NAME: Final = "brim"
 SCHEMA: Final = 1
 COLUMNS: Final = ("job_id", "submit_ms", "gpus")
 NAMED: Final = {"user": "users", "group": "groups", "gpu_type": "gpu_types", "profile": "profiles"}
+NEAR: Final = 0.85
+"""How alike names of columns are, by `difflib`, from which one is taken for the other misspelt. Ours."""
 _MARK: Final = "# brim trace "
 _KEY: Final = "brim"
 _SIZES: Final = "numbers of GPUs in increasing order, such as '1 2 4'"
@@ -88,12 +92,15 @@ def read(source: Source, report: ReadReport) -> Trace:
     """
     table, facts = _parquet(source, report) if source.is_parquet else _csv(source, report)
     table.require(*COLUMNS)
+    _check_names(source.file, table.frame.columns)
     ids = table.distinct("job_id", _verbatim(table, "job_id"))
     columns: dict[str, Any] = {}
     for column, (low, high) in _BOUNDS.items():
         if column in table:
             missing = None if column in COLUMNS else DEFAULTS.get(column, NONE)
             expected = f"a whole number, {low} to {high}"
+            if low == NONE:
+                expected = f"a whole number, 0 to {high}, or nothing"
             columns[column] = table.number(column, expected, low=low, high=high, whole=True, missing=missing)
     for column, plural in NAMED.items():
         columns[plural] = facts.get(plural, [])
@@ -113,6 +120,16 @@ def read(source: Source, report: ReadReport) -> Trace:
         synthetic=facts.get("synthetic", False), origin_ms=facts.get("origin_ms"),
         cluster=_cluster(source.file, facts.get("cluster")), job_id=ids, **columns,
     )  # fmt: skip
+
+
+def _check_names(file: str, columns: Sequence[str]) -> None:
+    """Refuse a column whose name is nearly that of an optional one, which would be missing without a word."""
+    absent = {*_BOUNDS, *NAMED, "status", "job_class", "size_list", "after"} - {*columns}
+    for column in columns:
+        near = difflib.get_close_matches(column, absent, n=1, cutoff=NEAR)
+        if near:
+            expected = f"{near[0]!r}, or a name that is less like it"
+            raise TraceError(file, found=f"column {column!r}", expected=expected)
 
 
 def _facts(trace: Trace) -> str:
