@@ -39,10 +39,15 @@ def test_gpus(text, wanted):
     assert fields(gpus=text) == wanted
 
 
-@pytest.mark.parametrize("text", ["", "x:y", "4-1", "0-2", "-1", "1.5", "A100:", "1,x", "\u0664", "a b:1"])
+@pytest.mark.parametrize("text", ["", "x:y", "4-1", "0-2", "-1", "1.5", "A100:", "1,x", "\u0664", "a b:1", "0"])
 def test_gpus_that_are_none(text):
-    with pytest.raises(ConfigError, match=r"^--gpus: found .*, expected "):
+    with pytest.raises(ConfigError, match=r"^--gpus: found .*, expected a (number, a range or a list|whole number)"):
         fields(gpus=text)
+
+
+def test_a_range_of_batches_goes_from_the_smaller_to_the_larger():
+    with pytest.raises(ConfigError, match=r"^--batch: found '9-3', expected a number, or a range from the smaller"):
+        fields(batch="9-3")
 
 
 def test_cores_and_memory_are_of_the_whole_job():
@@ -300,7 +305,7 @@ def test_a_file_says_the_same_as_options(tmp_path):
     ("{" * 3_000, "more than 32 levels"), ("", "found no fields"), ("- a", "found no fields"),
     ("run: x\nfoo: 1", "field 'foo'"),
     ("run: x\nresources: {gpus: 1}", "field 'gpus', expected one of gpu, cpu, memory, gpu_memory, gpu_utilization"),
-    ("name: x", "run: found None"),
+    ("name: x", "run: found nothing, expected a command"),
     ("run: x\nenv: [1]", "env: found"), ("run: x\nenv: {A: yes}", "in quotes"),
     ("run: x\nname: {a: 1}", "name: found"), ("run: 'a", "job.yaml, line "),
     ("run: x\n\x00", "job.yaml"), (b"run: \xff\xfe", "job.yaml"), ("run: x\n1: 2", "field 1"),

@@ -111,7 +111,7 @@ def test_what_could_never_run_is_refused():
 @pytest.mark.parametrize(("asked", "said"), [
     ({"cpus_per_gpu": 200.0, "gpus": 2}, "it needs 400 cores, a node has 8 cores and 24 GiB of memory"),
     ({"cpus_per_gpu": 1.0, "mem_mib_per_gpu": 9000 << 10},
-     "it needs 1 core and 9000 GiB of memory, a node has 8 cores and 24 GiB of memory"),
+     "it needs 1 core and 9,000 GiB of memory, a node has 8 cores and 24 GiB of memory"),
 ])  # fmt: skip
 def test_cores_and_memory_that_no_node_has_are_said_as_they_were_asked_for(asked, said):
     assert why_impossible(request(**asked), parse_cluster("1x4xcpu:cpus=8,mem=24GB")) == said

@@ -233,7 +233,7 @@ def _gpus(text: str) -> dict[str, Any]:
         if not 1 <= least <= most:
             raise _unclear("gpus", text, _GPUS)
         return {**found, "gpus": least, "gpus_min": least, "gpus_max": most}
-    if not count.isascii() or not count.isdigit():
+    if not count.isascii() or not count.isdigit() or not int(count):
         raise _unclear("gpus", text, _GPUS)
     return {**found, "gpus": int(count)}
 
@@ -243,7 +243,10 @@ _GPUS: Final = "a number, a range or a list, such as 4, 1-8, 1,2,4 or A100:4"
 
 def _batch(text: str) -> dict[str, int]:
     if match := _RANGE.fullmatch(text):
-        return {"batch": int(match[1]), "batch_min": int(match[1]), "batch_max": int(match[2])}
+        least, most = int(match[1]), int(match[2])
+        if least > most:
+            raise _unclear("batch", text, "a number, or a range from the smaller to the larger, such as 32-256")
+        return {"batch": least, "batch_min": least, "batch_max": most}
     return {"batch": _whole("batch", text)}
 
 

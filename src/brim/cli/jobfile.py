@@ -154,4 +154,5 @@ def _command(path: Path, run: Any) -> tuple[str, ...]:
             return tuple(shlex.split(run))
         except ValueError as error:
             raise ConfigError(f"{path}: run: {error}") from None
-    raise ConfigError(f"{path}: run: found {run!r}, expected a command")
+    found = "nothing" if run is None else repr(run)
+    raise ConfigError(f"{path}: run: found {found}, expected a command")

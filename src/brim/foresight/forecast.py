@@ -194,7 +194,7 @@ def _stuck(situation: Situation, leaving: Mapping[int, str]) -> dict[int, str]:
 def _held_for(job: JobRecord) -> str:
     others = map(holds.after, {*job.request.after, *job.request.after_any})
     reasons = [hold for hold in job.holds if hold not in {holds.BEGIN, holds.ARRAY_LIMIT, holds.QUOTA, *others}]
-    return f"it is held: {', '.join(reasons)}" if reasons else ""
+    return f"it is held: {'; '.join(reasons)}" if reasons else ""
 
 
 def _late(situation: Situation, stuck: Mapping[int, str]) -> dict[int, str]:

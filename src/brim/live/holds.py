@@ -165,7 +165,8 @@ def _cores(number: float) -> str:
 
 
 def _gib(mem_mib: int) -> str:
-    return f"{mem_mib / 1024:.4g} GiB of memory"
+    gib = mem_mib / 1024
+    return f"{gib:,.0f} GiB of memory" if gib >= 1000 else f"{gib:.4g} GiB of memory"
 
 
 def is_room_for(devices: Mapping[int, int], requests: Mapping[int, JobRequest], cluster: Cluster) -> bool:
