@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from brim.agent.protocol import ON_CPU
 from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError
@@ -53,11 +54,12 @@ def report(
     from brim.live.recording import recorded_jobs
 
     history = read_history()
-    found = recorded_jobs(history.jobs, history.attempts, history.lines, history.seen_ms)
+    recorded = recorded_jobs(history.jobs, history.attempts, history.lines, history.seen_ms)
+    found = [one for one in recorded if not _was_on_cpu(one)]
     if not any(one.undisturbed for one in found):
         raise NotFoundError("no job has finished yet: there is nothing to compare the twin with")
     compared, learned = _chosen(found, jobs, learn)
-    scene, rows = _scene(history, found, compared, policy)
+    scene, rows = _scene(history, found, compared, policy, "the later half of the jobs" if jobs is None else "--jobs")
     own = twin.with_own_run_times(rows, compared, scene)
     beliefs = twin.learn(learned) if learned else None
     prediction = None if beliefs is None else twin.predicted(rows, compared, scene, beliefs)
@@ -73,6 +75,9 @@ def report(
     print(f"{_ids(compared)} under {scene.policy.name} on {scene.cluster}" + (
         f"; {left_out} of them did not run undisturbed to the end, and only load the cluster" if left_out else ""
     ))
+    if len(found) < len(recorded):
+        on_cpu = frozenset(one.job.id for one in recorded) - {one.job.id for one in found}
+        print(f"{_ids(on_cpu)} ran on CPU, if only for a time; left out, because the replay has no ranks there")
     if cut:
         print(f"The journal begins after {_ids(cut)} could run: earlier resizes and reported speeds are not in it, and "
               "such jobs count with the devices of their end")
@@ -144,6 +149,10 @@ def _chosen(
     return compared, learned
 
 
+def _was_on_cpu(recorded: RecordedJob) -> bool:
+    return any(ON_CPU in held.devices for attempt in recorded.attempts for held in attempt.holdings)
+
+
 def _range(option: str, text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     last = last or first
@@ -153,9 +162,11 @@ def _range(option: str, text: str) -> tuple[int, int]:
 
 
 def _scene(
-    history: History, found: Sequence[RecordedJob], compared: frozenset[int], policy: str | None
+    history: History, found: Sequence[RecordedJob], compared: frozenset[int], policy: str | None, which: str
 ) -> tuple[Scene, list[RecordedJob]]:
     """Under what the compared jobs ran, and all jobs since then: those before them only load the cluster.
+
+    ``which`` jobs are compared is said in errors.
 
     Raises:
         ConfigError: the setting changed between them, was not recorded, or its policy is no preset.
@@ -172,9 +183,12 @@ def _scene(
     setting = before[-1][1]
     for at_ms, other in history.settings:
         if begin_ms < at_ms < end_ms and other != setting:
+            last_ms = max(changed_ms for changed_ms, _ in history.settings if changed_ms < end_ms)
+            same = [one.job.id for one in found if one.job.submit_ms >= last_ms and one.undisturbed]
             raise ConfigError(
-                f"--jobs: {other.policy} on {other.cluster} took the place of {setting.policy} on {setting.cluster} "
+                f"{which}: {other.policy} on {other.cluster} took the place of {setting.policy} on {setting.cluster} "
                 "while they ran, expected jobs under one policy on one cluster"
+                + (f", such as --jobs {min(same)}-{max(same)}" if same else "")
             )
     since_ms = begin_ms
     for at_ms, other in reversed(before):
