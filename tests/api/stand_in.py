@@ -48,6 +48,8 @@ def compile_rounds():
 class KeepsJobs:
     """What the API asks of `brim.live.service.ClusterService`."""
 
+    policy = find_policy("fifo")
+
     def __init__(self):
         compile_rounds()
         self._jobs, self._keys, self._watchers, self._tokens = {}, {}, set(), {}
