@@ -80,8 +80,10 @@ def undisturbed() -> str:
 def check_end(box: Box, service: ClusterService, job: int, undisturbed: str) -> None:
     attempts = attempts_of(service, job)
     kinds = [ON_CPU in one.devices for one in attempts]
-    assert kinds == [bool(number % 2) for number in range(len(kinds))]  # it goes from one kind to the other
-    assert len(kinds) > 1
+    assert (kinds[0], {*kinds}) == (False, {False, True})
+    for before, one, then in zip(attempts, kinds, kinds[1:], strict=False):
+        # from one kind to the other, unless it has made the steps of that turn before it could stop
+        assert one is not then or before.stop_reason == "exchanged"
     for one in attempts:
         kind = "cpu" if ON_CPU in one.devices else "gpu"
         words = said(box, job, one.number)
