@@ -59,6 +59,21 @@ def test_parquet_is_no_text_of_any_format(tmp_path, name):
     assert found.endswith(f"found a Parquet file, expected text in the format {name}")
 
 
+@pytest.mark.parametrize("kind", ["job", "task", "instance"])
+@pytest.mark.parametrize("given", ["folder", "table"])
+def test_parquet_is_no_table_of_pai(tmp_path, kind, given):
+    for name, text in PAI.items():
+        save(tmp_path, name, text)
+    bad = save(tmp_path, f"pai_{kind}_table.csv", b"PAR1\x15\x04\xc6\xff\n")
+    said = message(tmp_path if given == "folder" else tmp_path / "pai_job_table.csv", "pai")
+    assert said == f"{bad}: found a Parquet file, expected text in the format pai"
+
+
+def test_a_header_below_the_description_of_a_trace_is_text(tmp_path):
+    own = '# brim trace {"schema": 1}\njob_id,submit_ms,gpus,run_ms,Ren\xe9\na,0,1,1,x\n'
+    assert "row 2: found byte 0xe9, expected UTF-8 text" in message(save(tmp_path, "own.csv", own.encode("latin-1")))
+
+
 def test_unknown_format_name_suggests_the_nearest(tmp_path):
     assert "did you mean 'helios'?" in message(save(tmp_path, *EXAMPLES["helios"]), "helio")
 

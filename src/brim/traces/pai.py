@@ -30,7 +30,7 @@ from brim.traces.lifecycle import (
     per_gpu,
 )
 from brim.traces.report import ReadReport
-from brim.traces.source import Source, open_source
+from brim.traces.source import Source, check_text, open_source
 from brim.traces.table import MAX_GPUS, Table, csv_table, header_share
 from brim.units import WHOLE_GPU
 
@@ -86,7 +86,7 @@ def read(source: Source, report: ReadReport) -> Trace:
         candidates = (path, Path(f"{path}.gz"), path.with_suffix("") if path.suffix == ".gz" else path)
         beside = next((candidate for candidate in candidates if candidate.is_file()), None)
         if other not in found and beside:
-            found[other] = open_source(beside)
+            found[other] = check_text(open_source(beside), NAME)
     return _read_tables(source.file, found, report)
 
 
@@ -103,7 +103,7 @@ def read_folder(folder: Path, report: ReadReport) -> Trace:
             continue
         if kind[1] in found:
             raise TraceError(str(folder), found=f"{found[kind[1]].name} and {path.name}", expected="one of them")
-        found[kind[1]] = open_source(path)
+        found[kind[1]] = check_text(open_source(path), NAME)
     return _read_tables(str(folder), found, report)
 
 

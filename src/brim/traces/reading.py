@@ -12,7 +12,7 @@ from brim.traces import own, pai
 from brim.traces.formats import FORMATS, Format
 from brim.traces.lifecycle import check_gpu_time
 from brim.traces.report import UNUSABLE, ReadReport
-from brim.traces.source import Source, open_source
+from brim.traces.source import Source, check_text, open_source
 from brim.traces.table import shown
 
 SURE_ENOUGH: Final = 0.5
@@ -44,9 +44,7 @@ def read(path: str | Path, format: str | None = None) -> tuple[Trace, ReadReport
         raise TraceError(str(path), found="a folder", expected="a trace file, or a folder with the tables of PAI")
     source = open_source(path)
     found = chosen or _detected(source)
-    if source.is_parquet and found.name != own.NAME:
-        raise TraceError(source.file, found="a Parquet file", expected=f"text in the format {found.name}")
-    return _read_usable(found, source)
+    return _read_usable(found, source if found.name == own.NAME else check_text(source, found.name))
 
 
 def _named(name: str) -> Format:

@@ -94,6 +94,17 @@ def open_source(path: str | Path) -> Source:
     return Source(file=file, data=text)
 
 
+def check_text(source: Source, format: str) -> Source:
+    """Return the source; readers of text take what is checked here.
+
+    Raises:
+        TraceError: it is Parquet.
+    """
+    if source.is_parquet:
+        raise TraceError(source.file, found="a Parquet file", expected=f"text in the format {format}")
+    return source
+
+
 def _unpacked(file: str, data: bytes) -> bytes:
     if data.startswith(ZSTD_MAGIC):
         raise TraceError(file, found="a file compressed by zstd", expected="text, gzip, bzip2 or xz; unzstd unpacks it")
@@ -124,11 +135,12 @@ def _text(file: str, data: bytes) -> bytes:
 def _without_odd_lines(file: str, data: bytes) -> Source:
     """Blank the lines that are not UTF-8 text; refuse the file if such a line is its header or it is JSON.
 
-    Comments, which begin with ``;``, need no decoding: odd bytes in them are replaced.
+    Comments, which begin with ``;``, need no decoding: odd bytes in them are replaced. The header of brim's own CSV
+    comes after a line that begins with ``#``.
     """
     lines = data.split(b"\n")
-    first = next(index for index, line in enumerate(lines) if line.strip())
-    unusable = {}
+    first = next((index for index, line in enumerate(lines) if line.strip() and not line.startswith(b"#")), len(lines))
+    is_json, unusable = data.lstrip().startswith((b"[", b"{")), {}
     for index, line in enumerate(lines):
         try:
             line.decode("utf-8")
@@ -138,7 +150,7 @@ def _without_odd_lines(file: str, data: bytes) -> Source:
                 continue
             found, expected = f"byte 0x{line[error.start]:02x}", "UTF-8 text; iconv -f latin1 -t utf-8 may convert it"
             unusable[index + 1] = TraceError(file, row=index + 1, found=found, expected=expected)
-            if index <= first or lines[first].lstrip().startswith((b"[", b"{")):
+            if index <= first or is_json:
                 raise unusable[index + 1] from None
             lines[index] = b""
     return Source(file=file, data=b"\n".join(lines), unusable=unusable)
