@@ -48,7 +48,14 @@ def test_columns_are_read_only_in_another_process_too():
 @pytest.mark.parametrize(("text", "said"), [
     ("gpus = 8\nnode = 4", "group 1: found 'node', expected gpus and any of nodes, type, cpus, mem"),
     ("nodes = 4", "group 1: found no gpus, expected gpus and any of nodes, type, cpus, mem"),
-    ('gpus = 8\nnodes = "a"', "group 1: found nodes='a', expected a whole number"),
+    ('gpus = 8\nnodes = "a"', "group 1: found nodes='a', expected a whole number, 1 to 1000000"),
+    ("gpus = 8\nnodes = 0", "group 1: found nodes=0, expected a whole number, 1 to 1000000"),
+    ("gpus = -8", "group 1: found gpus=-8, expected a whole number, 1 to 64"),
+    ('gpus = 8\ntype = "b d"', "group 1: found type='b d', expected a letter, then letters, digits, _ . or -, such as "
+                               "V100"),
+    ("gpus = 8\ncpus = -4", "group 1: found cpus=-4, expected a number of cores above zero and below a billion"),
+    ('gpus = 8\nmem = "x"', "group 1: found mem='x', expected a size above zero and below a billion GB, such as 192GB "
+                            "or 512MiB"),
 ])  # fmt: skip
 def test_a_cluster_file_that_is_wrong_is_named_with_its_group(tmp_path, text, said):
     path = tmp_path / "c.toml"
@@ -56,3 +63,29 @@ def test_a_cluster_file_that_is_wrong_is_named_with_its_group(tmp_path, text, sa
     with pytest.raises(ConfigError) as caught:
         parse_cluster(str(path))
     assert str(caught.value) == f"cluster file {path}, {said}"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "nothing"), ("[[groups]]\ngpus = 8\n", "'groups'"), ("group = 3\n", "a 'group' that is none"),
+])  # fmt: skip
+def test_a_cluster_file_without_groups_is_named_with_what_it_has(tmp_path, text, said):
+    path = tmp_path / "c.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        parse_cluster(str(path))
+    assert str(caught.value) == f"cluster file {path}: found {said}, expected [[group]] tables"
+
+
+def test_a_cluster_string_that_is_wrong_is_shown_as_it_was_written():
+    with pytest.raises(ConfigError) as caught:
+        parse_cluster("8x8xV100:cpus=-4")
+    assert str(caught.value) == (
+        "cluster '8x8xV100:cpus=-4': found cpus='-4', expected a number of cores above zero and below a billion"
+    )
+
+
+def test_a_cluster_file_and_a_string_describe_the_same_cluster(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('[[group]]\nnodes = 2\ngpus = 8\ntype = "V100"\ncpus = 96\nmem = "768GB"\n[[group]]\ngpus = 4\n'
+                    'type = "T4"\ncpus = 1.5\n')
+    assert parse_cluster(str(path)) == parse_cluster("2x8xV100:cpus=96,mem=768GB+1x4xT4:cpus=1.5")

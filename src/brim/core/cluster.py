@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,8 @@ MAX_GPUS_PER_NODE: Final = 64
 UNNAMED: Final = ""
 """GPU type of a cluster whose type was not given: any job may run there, whatever type it asks for."""
 
-_GROUP = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x([A-Za-z][\w.-]*)(?::(.*))?", re.ASCII)
+_TYPE = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+_GROUP = re.compile(rf"(?:(\d{{1,9}})x)?(\d{{1,9}})x({_TYPE.pattern})(?::(.*))?", re.ASCII)
 _UNNAMED_GROUP = re.compile(r"(\d{1,9})x(\d{1,9})()(?::(.*))?", re.ASCII)
 _EXPECTED = "NODESxGPUS[xTYPE][:cpus=N,mem=SIZE], for example 64x8, 64x8xH100 or 16x4xT4:cpus=48,mem=192GB"
 
@@ -159,16 +161,30 @@ def _parse_group(text: str) -> NodeGroup:
         count=int(match[1] or 1),
         gpus=int(match[2]),
         gpu_type=match[3],
-        cpu_milli=_parse_cpus(extras["cpus"], text) if "cpus" in extras else UNLIMITED,
-        mem_mib=parse_memory_mib(extras["mem"]) if "mem" in extras else UNLIMITED,
+        **_amounts(f"cluster {text!r}", extras),
     )
 
 
-def _parse_cpus(value: str, where: str) -> int:
-    try:
-        return round(float(value) * 1000)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"cluster {where!r}: found cpus={value!r}, expected a number of cores") from None
+def _amounts(where: str, extras: Mapping[str, object]) -> dict[str, int]:
+    """Read ``cpus`` and ``mem``, as far as they are given; errors show them as they were written."""
+    found = {}
+    if "cpus" in extras:
+        try:
+            found["cpu_milli"] = round(float(str(extras["cpus"])) * 1000)
+        except (ValueError, OverflowError):
+            found["cpu_milli"] = 0
+        if not 0 < found["cpu_milli"] <= UNLIMITED:
+            expected = "a number of cores above zero and below a billion"
+            raise ConfigError(f"{where}: found cpus={extras['cpus']!r}, expected {expected}")
+    if "mem" in extras:
+        try:
+            found["mem_mib"] = parse_memory_mib(str(extras["mem"]))
+        except ConfigError:
+            found["mem_mib"] = 0
+        if not 0 < found["mem_mib"] <= UNLIMITED:
+            expected = "a size above zero and below a billion GB, such as 192GB or 512MiB"
+            raise ConfigError(f"{where}: found mem={extras['mem']!r}, expected {expected}")
+    return found
 
 
 def _read_toml(path: Path) -> Cluster:
@@ -181,20 +197,27 @@ def _read_toml(path: Path) -> Cluster:
         raise ConfigError(f"cluster file {path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cluster file {path}: {error}") from None
-    groups = []
-    tables = data.get("group", [])
-    if not isinstance(tables, list):
-        raise ConfigError(f"cluster file {path}: expected [[group]] tables")
-    for row, table in enumerate(tables, 1):
-        known = {"nodes", "gpus", "type", "cpus", "mem"}
-        where = f"cluster file {path}, group {row}"
-        if not isinstance(table, dict) or not {"gpus"} <= set(table) <= known:
-            other = next((repr(key) for key in table if key not in known), "no gpus")
-            raise ConfigError(f"{where}: found {other}, expected gpus and any of nodes, type, cpus, mem")
-        for key in ("nodes", "gpus"):
-            if type(table.get(key, 1)) is not int:
-                raise ConfigError(f"{where}: found {key}={table[key]!r}, expected a whole number")
-        text = f"{table.get('nodes', 1)}x{table['gpus']}" + (f"x{table['type']}" if "type" in table else "")
-        extras = ",".join(f"{key}={table[key]}" for key in ("cpus", "mem") if key in table)
-        groups.append(_parse_group(f"{text}:{extras}" if extras else text))
-    return cluster_of(tuple(groups))
+    tables = data.get("group")
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        found = "a 'group' that is none" if tables is not None else ", ".join(map(repr, data)) or "nothing"
+        raise ConfigError(f"cluster file {path}: found {found}, expected [[group]] tables")
+    where = f"cluster file {path}, group"
+    return cluster_of(tuple(_group_of(table, f"{where} {row}") for row, table in enumerate(tables, 1)))
+
+
+def _group_of(table: Mapping[str, object], where: str) -> NodeGroup:
+    known = ("nodes", "gpus", "type", "cpus", "mem")
+    if not {"gpus"} <= table.keys() <= {*known}:
+        other = next((repr(key) for key in table if key not in known), "no gpus")
+        raise ConfigError(f"{where}: found {other}, expected gpus and any of nodes, type, cpus, mem")
+    numbers = {}
+    for key, most in (("nodes", MAX_NODES), ("gpus", MAX_GPUS_PER_NODE)):
+        value = table.get(key, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            raise ConfigError(f"{where}: found {key}={value!r}, expected a whole number, 1 to {most}")
+        numbers[key] = value
+    name = table.get("type", UNNAMED)
+    if not isinstance(name, str) or ("type" in table and not _TYPE.fullmatch(name)):
+        expected = "a letter, then letters, digits, _ . or -, such as V100"
+        raise ConfigError(f"{where}: found type={name!r}, expected {expected}")
+    return NodeGroup(count=numbers["nodes"], gpus=numbers["gpus"], gpu_type=name, **_amounts(where, table))
