@@ -64,6 +64,19 @@ def test_what_cannot_be_written_or_printed_is_found_before_anything_runs(tmp_pat
         assert "measuring" not in done.stderr
 
 
+@pytest.mark.parametrize(("name", "option", "value", "others"), [
+    ("aiturbo", "--seeds", "1", "elastic, adloader, all"), ("padding", "--seeds", "2", "elastic, adloader, all"),
+    ("eaco", "--seeds", "1", "elastic, adloader, all"), ("aiturbo", "--html", "a.html", "elastic, padding, adloader"),
+    ("all", "--html", "a.html", "elastic, padding, adloader"), ("elastic", "--trace", "a.csv", "padding, all"),
+    ("eaco", "--data", "a", "all"),
+])  # fmt: skip
+def test_an_option_that_an_experiment_does_not_take_is_refused(name, option, value, others):
+    done = CliRunner().invoke(app, ["sim", "reproduce", name, option, value])
+    assert str(done.exception) == (
+        f"{option}: found {value} with the experiment {name}, expected it only with {others}"
+    )
+
+
 def test_tables_json_and_page_tell_the_same(small, tmp_path):
     page = tmp_path / "page.html"
     done = small.invoke(app, ["sim", "reproduce", "elastic", "--quick", "--json", "--html", str(page)])
@@ -121,8 +134,7 @@ def test_ctrl_c_before_the_loads_are_known_ends_without_results():
 
 @pytest.mark.parametrize(("args", "said"), [
     (("all", "--data", "absent"), "--data: found no folder absent"),
-    (("elastic", "--data", "."), "expected it with all only"),
-    (("all", "--html", "page.html"), "expected no page"),
+    (("elastic", "--data", "."), "expected it only with all"),
 ])
 def test_options_that_do_not_belong_to_the_table_of_all_are_refused(args, said):
     done = CliRunner().invoke(app, ["sim", "reproduce", *args])

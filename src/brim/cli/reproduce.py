@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -34,27 +34,42 @@ EXPERIMENTS: Final = {
     "aiturbo": "AITurbo (HPDC 2021): parameter servers; only some jobs can be predicted (an hour of CPU time)",
     "all": "every headline number of the papers, published and measured here, in one table",
 }
+TAKEN_BY: Final = {
+    "--seeds": ("elastic", "adloader", "all"), "--trace": ("padding", "all"), "--data": ("all",),
+    "--html": ("elastic", "padding", "adloader"),
+}  # fmt: skip
+"""The experiments that take an option."""
 SEEDS_MAX: Final = 100
 INTERRUPTED: Final = 130
 
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="elastic, padding (PaddingTorch), adloader, eaco, aiturbo or all.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="elastic, padding (PaddingTorch), adloader, eaco, aiturbo (about an hour of CPU time, 20 "
+            "seeds a share) or all."
+        ),
     ] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer points or jobs, and other figures than a full run.")
     ] = False,
     seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", min=1, max=SEEDS_MAX, help="elastic, adloader, all: to average over.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--seeds", metavar="N", min=1, max=SEEDS_MAX,
+            help="elastic, adloader, all: to average over; 1 by default. The others have seeds of their own.",
+        ),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="PATH", help="padding, all: PAI trace; else jobs are drawn.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="all: folder with profiles/pollux and traces/pollux.")
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="elastic, padding, adloader: write a page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="elastic, padding, adloader: write a page.")
+    ] = None,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
@@ -62,13 +77,11 @@ def reproduce(
     _check_name(name)
     wanted = output_of(output, as_json)
     check_outputs({"--html": html})
-    if data is not None and name != "all":
-        raise ConfigError(f"--data: found {data} with the experiment {name}, expected it with all only")
+    _check_taken(name, {"--seeds": seeds, "--trace": trace, "--data": data, "--html": html})
+    seeds = seeds or 1
     if name == "all":
         from brim.cli.reproduce_all import reproduce_all
 
-        if html is not None:
-            raise ConfigError("reproduce all: found --html, expected no page: it prints one table")
         if data is not None and not data.is_dir():
             raise ConfigError(f"--data: found no folder {data}, expected one with profiles/pollux and traces/pollux")
         reproduce_all(quick=quick, seeds=seeds, trace=trace, data=data, output=wanted)
@@ -76,23 +89,17 @@ def reproduce(
     if name == "padding":
         _padding(trace, quick, html, wanted)
         return
-    if trace is not None:
-        raise ConfigError(f"--trace: found {trace} with the experiment {name}, expected it with padding or all")
     if name == "adloader":
         _adloader(quick, seeds, html, wanted)
         return
     if name == "eaco":
         from brim.cli.reproduce_eaco import reproduce_eaco
 
-        if html is not None or seeds != 1:
-            raise ConfigError("reproduce eaco: found --html or --seeds, expected neither: it prints tables of one seed")
         reproduce_eaco(quick=quick, output=wanted)
         return
     if name == "aiturbo":
         from brim.cli.reproduce_aiturbo import reproduce_aiturbo
 
-        if html is not None or seeds != 1:
-            raise ConfigError("reproduce aiturbo: found --html or --seeds, expected neither: it has 20 seeds a share")
         reproduce_aiturbo(quick=quick, output=wanted)
         return
     from brim.sim.reproduce.grid import FULL, QUICK
@@ -145,6 +152,13 @@ def _check_name(name: str) -> None:
     hint = f"did you mean {near[0]!r}? " if near else ""
     found = f"unknown experiment {name!r}" if name else "no experiment was named"
     raise ConfigError(f"{found}: {hint}the experiments are: {known}")
+
+
+def _check_taken(name: str, given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value is not None and name not in TAKEN_BY[option]:
+            others = ", ".join(TAKEN_BY[option])
+            raise ConfigError(f"{option}: found {value} with the experiment {name}, expected it only with {others}")
 
 
 def _adloader(quick: bool, seeds: int, html: Path | None, output: str) -> None:
