@@ -17,7 +17,9 @@ import pytest
 
 from brim import traces
 from brim.cli import replays
+from brim.cli.replay_inputs import cluster_of
 from brim.core.cluster import parse_cluster
+from brim.core.trace import trace_of
 from brim.sim.twin import ReplaySettings
 from tests.cli.commands import MINE, brim
 from tests.sampling import sample
@@ -275,6 +277,18 @@ def test_a_share_of_the_jobs_is_elastic_the_same_under_every_policy(trace):
     assert rigid["elastic"] == 0
     assert rigid["jct_bound_s"] > rows[0]["jct_bound_s"]
     assert any("elastic jobs were drawn at random (share 0.5, seed 0)" in line for line in rows[0]["assumptions"])
+
+
+@pytest.mark.parametrize(("cluster", "types", "said"), [
+    ("8x8xv1000", (), "brim: cluster 8x8xv1000: neither brim nor the trace knows GPUs of type v1000 (nearest: V100)\n"),
+    ("8x8xQ7", (), "brim: cluster 8x8xQ7: neither brim nor the trace knows GPUs of type Q7\n"),
+    ("8x8xa100+1x8xNVIDIA-H100-80GB", (), ""), ("8x8", (), ""), ("8x8xQ7", ("q7",), ""), ("8x8xRTX4090", (), ""),
+])  # fmt: skip
+def test_a_gpu_type_that_nothing_knows_is_told(capsys, cluster, types, said):
+    jobs = trace_of(name="x", format="test", job_id=["a"], submit_ms=[0], gpus=[1], run_ms=[1000], gpu_types=types,
+                    gpu_type=[0 if types else -1])  # fmt: skip
+    cluster_of(jobs, parse_cluster(cluster), 1.0, ["rtx4090"])
+    assert capsys.readouterr().err == said
 
 
 def test_what_a_policy_is_for_and_cannot_do_is_pointed_out(trace):

@@ -86,7 +86,7 @@ def factorial(
     how = truth_option(truth, profiles, elastic_share, sharing, loading, [policy])
     with payload() as out:
         jobs, _ = read_trace(trace, format, limit, from_date, False)
-        where = cluster_of(jobs, None if cluster is None else parse_cluster(cluster), loads[0])
+        where = cluster_of(jobs, None if cluster is None else parse_cluster(cluster), loads[0], curves)
         jobs, notes = how.runnable(jobs, where)
         settings = ReplaySettings(
             overheads=how.overheads().times(factor(overheads, "--overheads")), load=loads[0], notes=notes,

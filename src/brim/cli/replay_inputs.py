@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -81,8 +82,15 @@ def read_trace(
     return trace, len(trace) < jobs
 
 
-def cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
-    """Return the given cluster, or the one that the record shows, and print on stderr what speaks against it."""
+def cluster_of(trace: Trace, given: Cluster | None, load: float, powered: Iterable[str] = ()) -> Cluster:
+    """Return the given cluster, or the one that the record shows, and print on stderr what speaks against it.
+
+    Args:
+        trace: The recorded trace.
+        given: The cluster of the command line, if any.
+        load: Largest factor on the arrival rate among the replays.
+        powered: GPU types whose power is known.
+    """
     from brim import traces
 
     cluster = trace.cluster if given is None else given
@@ -90,6 +98,8 @@ def cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
         raise ConfigError(f"{trace.name} does not show its cluster; give one, such as --cluster 64x8xH100")
     if given is None:
         print(f"brim: replaying on {cluster}, which the record shows; --cluster gives another", file=sys.stderr)
+    elif unknown := _unknown_types(trace, cluster, powered):
+        print(f"brim: cluster {cluster}: neither brim nor the trace knows {unknown}", file=sys.stderr)
     if said := traces.doubts(trace, cluster, load):
         print(f"brim: cluster {cluster} may not be the recorded one:", file=sys.stderr)
         for sentence in said:
@@ -98,6 +108,23 @@ def cluster_of(trace: Trace, given: Cluster | None, load: float) -> Cluster:
         if shown not in (None, cluster) and not traces.doubts(trace, shown, load):
             print(f"  without --cluster, the replay is on {shown}", file=sys.stderr)
     return cluster
+
+
+def _unknown_types(trace: Trace, cluster: Cluster, powered: Iterable[str]) -> str:
+    """Name the GPU types of a cluster that may be misspelt; of a trace that names types, its doubts tell."""
+    from brim.beliefs.memory import GPU_MIB, gpu_mib
+    from brim.core.gpu_names import is_of_type
+    from brim.core.trace import NONE
+
+    if (trace.gpu_type != NONE).any():
+        return ""
+    unknown = [
+        name for name in cluster.gpu_types
+        if name and gpu_mib(name) is None and not any(is_of_type(one, name) for one in powered)
+    ]
+    near = [match for name in unknown for match in difflib.get_close_matches(name.upper(), GPU_MIB, n=1)]
+    hint = f" (nearest: {', '.join(dict.fromkeys(near))})" if near else ""
+    return f"GPUs of type {', '.join(unknown)}{hint}" if unknown else ""
 
 
 def sleep_of(suspend_time: str) -> Sleep | None:

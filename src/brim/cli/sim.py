@@ -274,7 +274,7 @@ def _replay_and_report(
     recorded, part = read_trace(path, format, limit, from_date, anonymise)
     if truth.profiles is None:
         rigid_run_ms(recorded, truth.name)  # a trace without run times is an error on every cluster
-    cluster = cluster_of(recorded, given, max(loads))
+    cluster = cluster_of(recorded, given, max(loads), curves)
     settings = replace(
         settings, faults=_faults(node_mtbf, job_mtbf, drain, cluster), sleep=sleep_of(suspend_time),
         power=curves_for(cluster, curves) if power else (),
