@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 
@@ -21,9 +22,19 @@ def test_every_verb_of_the_table_can_be_loaded_and_has_help(verb):
     assert inspect.cleandoc(command.help)
 
 
-def test_the_lines_of_the_help_are_shown_whole():
-    width = 80 - 4 - max(map(len, VERBS))
-    assert not [line for _, line in VERBS.values() if len(line) > width or not line.endswith(".")]
+def helps(command, path, parent=None):
+    """The lines of the help of a command and of those below it, on a terminal of 80 columns."""
+    context = command.context_class(command, info_name=path.split()[-1], parent=parent, max_content_width=80)
+    yield from command.get_help(context).splitlines()
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        yield from helps(command.get_command(context, name), f"{path} {name}", context)
+
+
+def test_help_on_80_columns_cuts_no_line_and_names_all_values():
+    lines = list(helps(GROUP, "brim"))
+    assert lines[0].startswith("Usage: brim")
+    assert len(lines) > 200
+    assert not [line for line in lines if re.search(r"[a-z]\.\.\.$|<[a-z][^>]*>|\{[^}]*\}", line)]
 
 
 HEAVY = {"numpy", "numba", "polars", "fastapi", "pydantic", "uvicorn", "rich", "asyncio", "http", "email", "yaml"}

@@ -33,33 +33,48 @@ def factorial(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file in any known format.")],
     cluster: ClusterOption = None,
     policy: Annotated[
-        str, typer.Option("--policy", "-p", help="Preset, or file of brim's parts, whose decisions are switched.",
-                          autocompletion=complete_policy)
+        str,
+        typer.Option("--policy", "-p", metavar="POLICY", autocompletion=complete_policy,
+                     help="Preset, or file of brim's parts, whose decisions are switched."),
     ] = "goodput",
-    format: Annotated[str | None, typer.Option("--format", "-f", help="Trace format; detected by default.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")] = None,
-    from_date: Annotated[
-        str | None, typer.Option("--from", metavar="DATE", help="Only jobs submitted from this date on.")
+    format: Annotated[
+        str | None, typer.Option("--format", "-f", metavar="FORMAT", help="Trace format; detected by default.")
     ] = None,
-    load: Annotated[str, typer.Option("--load", help="Arrival rate relative to that of the trace.")] = "1",
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N jobs.")] = None,
+    from_date: Annotated[
+        str | None,
+        typer.Option("--from", metavar="DATE", help="Only jobs submitted from then on, such as 2017-10-01."),
+    ] = None,
+    load: Annotated[
+        str, typer.Option("--load", metavar="X", help="Arrival rate relative to that of the trace.")
+    ] = "1",
     truth: Annotated[
-        str, typer.Option("--truth", help="How jobs run: rigid (as recorded), measured, or parametric (elastic).")
+        str,
+        typer.Option(
+            "--truth", metavar="NAME", help="How jobs run: rigid (as recorded), measured, or parametric (elastic)."
+        ),
     ] = "rigid",
     profiles: Annotated[
         Path | None, typer.Option("--profiles", metavar="DIR", help="Measured applications, for --truth measured.")
     ] = None,
     elastic_share: Annotated[
-        float | None, typer.Option("--elastic-share", help="Share of jobs that may be resized, for --truth parametric.")
+        float | None,
+        typer.Option(
+            "--elastic-share", metavar="X",
+            help="Share of jobs that may be resized, for --truth parametric; 0.3 by default.",
+        ),
     ] = None,
     sharing: Annotated[
-        str, typer.Option("--sharing", help="How jobs on one GPU slow each other, as for `brim sim run`.")
+        str, typer.Option("--sharing", metavar="demand|FILE",
+                          help="How jobs on one GPU slow each other, as for `brim sim run`.")
     ] = "",
     loading: Annotated[
-        str, typer.Option("--loading", help="How jobs wait for their data, as for `brim sim run`.")
+        str, typer.Option("--loading", metavar="LIBRARY", help="How jobs wait for their data, as for `brim sim run`.")
     ] = "",
     overheads: Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale the cost of changes.")] = "x1",
     suspend_time: Annotated[
-        str, typer.Option("--suspend-time", help="Let nodes without jobs sleep after this time, such as 5m.")
+        str, typer.Option("--suspend-time", metavar="TIME",
+                          help="Let nodes without jobs sleep after this time, such as 5m. Never by default.")
     ] = "",
     power: Annotated[
         str, typer.Option("--power", metavar="CURVES", help="Power of nodes, to show energy: builtin, or a TOML file.")
@@ -68,7 +83,10 @@ def factorial(
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Replay a trace under a policy with every combination of its own decisions and plain ones."""
+    """Replay a trace with each decision of a policy on and off.
+
+    Every combination of the policy's own decisions and plain ones is replayed.
+    """
     from brim import traces
     from brim.beliefs.power import curves_for, load_curves
     from brim.cli.replays import Task, run_all

@@ -22,14 +22,15 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         "-c",
-        help="Cluster: 64x8, 64x8xH100, 16x4xT4:cpus=48,mem=192GB, or a TOML file; by default the one that the trace "
+        metavar="CLUSTER",
+        help="64x8, 64x8xH100, 16x4xT4:cpus=48,mem=192GB, or a TOML file; by default the one that the trace "
              "records.",
     ),
 ]
 AnonymiseOption = Annotated[
     bool, typer.Option("--anonymise", help="Write pseudonyms instead of the names of users, accounts and jobs.")
 ]
-OutputOption = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
+OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="table or json.")]
 ObjectiveOption = Annotated[
     str | None,
     typer.Option("--objective", metavar="jct|energy|cost|balanced", help="What the policy brim aims at; else jct."),

@@ -97,12 +97,15 @@ def show(name: _Name, output: OutputOption = "table", as_json: JsonOption = Fals
 @app.command()
 def check(
     file: _Name,
-    examples: Annotated[int, typer.Option("--examples", min=1, help="Random cases per rule.")] = 100,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Equal seeds try equal cases.")] = 0,
+    examples: Annotated[int, typer.Option("--examples", metavar="N", min=1, help="Random cases per rule.")] = 100,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Equal seeds try equal cases.")] = 0,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Check a policy against the rules on random clusters; a failure shows the smallest case that breaks a rule."""
+    """Check a policy against the rules on random clusters.
+
+    A failure shows the smallest case that breaks a rule.
+    """
     from brim.policies.presets import find_policy
     from brim.testing import check_policy
 
@@ -125,7 +128,10 @@ def new(
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Create a policy from a template, NAME.py, and its test, test_NAME.py, in the current folder."""
+    """Create a policy from a template, and its test.
+
+    They are NAME.py and test_NAME.py in the current folder.
+    """
     from brim.errors import RefusedError
     from brim.replacing import replacing
 

@@ -47,16 +47,22 @@ def _verb() -> None:
 def fit(
     history: Annotated[
         Path,
-        typer.Argument(help="A row for each reported loss (.parquet, .csv, .jsonl): job, family, samples, loss, and "
+        typer.Argument(metavar="HISTORY",
+                       help="A row for each reported loss (.parquet, .csv, .jsonl): job, family, samples, loss, and "
                        "planned, the samples at which its user planned the end."),
     ],
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="File to write.")
     ] = Path("predictability.toml"),
-    licence: Annotated[str, typer.Option("--licence", help="Licence of the history, for the file's card.")] = "own",
+    licence: Annotated[
+        str, typer.Option("--licence", metavar="TEXT", help="Licence of the history, for the file's card.")
+    ] = "own",
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Train the classifier of predictable jobs on ended jobs, and show how good it is on families left out."""
+    """Train the classifier of predictable jobs on ended jobs.
+
+    How good it is on families left out is shown.
+    """
     from brim import __version__
     from brim.beliefs.predictability_judging import models
     from brim.beliefs.predictability_training import check, prefixes, toml, train

@@ -38,14 +38,20 @@ def profile(
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option("--batch", help="Local batch sizes, such as 16-1024; by default up to the GPU's memory limit."),
+        typer.Option(
+            "--batch", metavar="SIZES",
+            help="Local batch sizes, such as 16-1024; by default up to the GPU's memory limit.",
+        ),
     ] = None,
     ranks: Annotated[
         str | None,
-        typer.Option("--ranks", help="Numbers of ranks, such as 1,2; by default up to the number of GPUs, or 1,2."),
+        typer.Option(
+            "--ranks", metavar="NUMBERS",
+            help="Numbers of ranks, such as 1,2; by default up to the number of GPUs, or 1,2.",
+        ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", help="Longest time to wait for the script's next step, in seconds.")
+        float, typer.Option("--timeout", metavar="SECONDS", help="Longest time to wait for the script's next step.")
     ] = 300.0,
     output: OutputOption = "table",
     as_json: JsonOption = False,

@@ -47,8 +47,9 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="elastic, padding (PaddingTorch), adloader, eaco, aiturbo (about an hour of CPU time, 20 "
-            "seeds a share) or all."
+            metavar="NAME",
+            help="elastic, padding (PaddingTorch), adloader, eaco, aiturbo (about an hour of CPU time, 20 seeds a "
+            "share) or all.",
         ),
     ] = "",
     quick: Annotated[
@@ -73,7 +74,10 @@ def reproduce(
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Run the main experiment of a paper again: published results beside those measured here."""
+    """Run the main experiment of a paper again.
+
+    Published results stand beside those measured here.
+    """
     _check_name(name)
     wanted = output_of(output, as_json)
     check_outputs({"--html": html})

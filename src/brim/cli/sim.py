@@ -58,23 +58,34 @@ SEEDS_MAX: Final = 1000
 _Trace = Annotated[
     str, typer.Argument(metavar="TRACE", help="Trace file in any known format; - reads standard input.")
 ]
-_Format = Annotated[str | None, typer.Option("--format", "-f", help="Trace format; detected by default.")]
-_Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N jobs.")]
-_From = Annotated[str | None, typer.Option("--from", metavar="DATE", help="Only jobs submitted from this date on.")]
+_Format = Annotated[
+    str | None, typer.Option("--format", "-f", metavar="FORMAT", help="Trace format; detected by default.")
+]
+_Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N jobs.")]
+_From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="DATE", help="Only jobs submitted from then on: 2017-10-01 or 2017-10-01T12:00."),
+]
 _Truth = Annotated[
-    str, typer.Option("--truth", help="How jobs run: rigid (as recorded), measured, or parametric (elastic).")
+    str,
+    typer.Option(
+        "--truth", metavar="NAME", help="How jobs run: rigid (as recorded), measured, or parametric (elastic)."
+    ),
 ]
 _Profiles = Annotated[
     Path | None, typer.Option("--profiles", metavar="DIR", help="Measured applications, for --truth measured.")
 ]
 _ElasticShare = Annotated[
     float | None,
-    typer.Option("--elastic-share", help="Share of jobs that may be resized, for --truth parametric; 0.3 by default."),
+    typer.Option(
+        "--elastic-share", metavar="X",
+        help="Share of jobs that may be resized, for --truth parametric; 0.3 by default.",
+    ),
 ]
 _Sharing = Annotated[
     str,
     typer.Option(
-        "--sharing",
+        "--sharing", metavar="demand|FILE",
         help="How jobs that share GPUs slow each other down: demand (by their utilisation), or a TOML file of "
         "measured sets. By default demand, if a policy lets jobs share.",
     ),
@@ -89,24 +100,40 @@ _Loading = Annotated[
 ]
 _Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale the cost of changes, such as x2.")]
 _Estimates = Annotated[
-    str, typer.Option("--estimates", help="Run-time estimates of policies: limits (the users' own) or history.")
+    str,
+    typer.Option(
+        "--estimates", metavar="NAME", help="Run-time estimates of policies: limits (the users' own) or history."
+    ),
 ]
 _Library = Annotated[
     str,
     typer.Option(
-        "--library",
+        "--library", metavar="LIBRARY",
         help="What policies know of models in advance: pollux, gavel, mlperf, synergy, or a file of brim profile.",
     ),
 ]
-_NodeMtbf = Annotated[str, typer.Option("--node-mtbf", help="Mean time between failures of a node, such as 30d.")]
-_JobMtbf = Annotated[str, typer.Option("--job-mtbf", help="Mean running time between failures of a job, such as 10d.")]
+_NodeMtbf = Annotated[
+    str,
+    typer.Option(
+        "--node-mtbf", metavar="TIME", help="Mean time between failures of a node, such as 30d; no failures by default."
+    ),
+]
+_JobMtbf = Annotated[
+    str,
+    typer.Option(
+        "--job-mtbf", metavar="TIME",
+        help="Mean running time between failures of a job, such as 10d; no failures by default.",
+    ),
+]
 _Drain = Annotated[
-    list[str] | None, typer.Option("--drain", help="NODES@START+LENGTH, such as 0-3@2d+12h; may be repeated.")
+    list[str] | None,
+    typer.Option("--drain", metavar="NODES@START+LENGTH", help="Close nodes, such as 0-3@2d+12h; may be repeated."),
 ]
 _SuspendTime = Annotated[
     str,
     typer.Option(
-        "--suspend-time", help="Let nodes without jobs sleep after this time, such as 5m; waking takes 60 s."
+        "--suspend-time", metavar="TIME",
+        help="Let nodes without jobs sleep after this time, such as 5m; waking takes 60 s. Never by default.",
     ),
 ]
 _DropTooLarge = Annotated[
@@ -134,14 +161,19 @@ def run(
     cluster: ClusterOption = None,
     policy: Annotated[
         str,
-        typer.Option("--policy", "-p", help="Preset, or a Python file with a Policy.", autocompletion=complete_policy),
+        typer.Option("--policy", "-p", metavar="POLICY", help="Preset, or a Python file with a Policy.",
+                     autocompletion=complete_policy),
     ] = "fifo",
     objective: ObjectiveOption = None,
     format: _Format = None,
     limit: _Limit = None,
     from_date: _From = None,
-    load: Annotated[str, typer.Option("--load", help="Arrival rate relative to that of the trace.")] = "1",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="0 replays the trace as recorded; others resample.")] = 0,
+    load: Annotated[
+        str, typer.Option("--load", metavar="X", help="Arrival rate relative to that of the trace.")
+    ] = "1",
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="0 replays the trace as recorded; others resample.")
+    ] = 0,
     truth: _Truth = "rigid",
     profiles: _Profiles = None,
     elastic_share: _ElasticShare = None,
@@ -193,15 +225,24 @@ def compare(
     policies: Annotated[
         str,
         typer.Option(
-            "--policies", "-p", help="Presets (`brim policy list`) or files, separated by commas.",
+            "--policies", "-p", metavar="POLICIES", help="Presets (`brim policy list`) or files, separated by commas.",
             autocompletion=complete_policies,
         ),
     ] = DEFAULT_POLICIES,
     format: _Format = None,
     limit: _Limit = None,
     from_date: _From = None,
-    load: Annotated[str, typer.Option("--load", help="Arrival rates relative to the trace: 0.7,0.9,1.1.")] = "1",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=SEEDS_MAX, help="Seeds; intervals need two or more.")] = 1,
+    load: Annotated[
+        str, typer.Option("--load", metavar="LIST", help="Arrival rates relative to the trace: 0.7,0.9,1.1.")
+    ] = "1",
+    seeds: Annotated[
+        int,
+        typer.Option(
+            "--seeds", metavar="N", min=1, max=SEEDS_MAX,
+            help="Number of replays of each, such as 5: one as recorded, the others with resampled arrivals. Two or "
+            "more give intervals.",
+        ),
+    ] = 1,
     truth: _Truth = "rigid",
     profiles: _Profiles = None,
     elastic_share: _ElasticShare = None,

@@ -40,7 +40,8 @@ app = typer.Typer(
 )
 
 _FormatOption = Annotated[
-    str | None, typer.Option("--format", "-f", help="Trace format; detected from the content by default.")
+    str | None,
+    typer.Option("--format", "-f", metavar="FORMAT", help="Trace format; detected from the content by default."),
 ]
 _Target = Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .parquet, .csv or .csv.gz.")]
 
@@ -50,7 +51,10 @@ def info(
     path: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file, or the folder of the PAI tables; - reads "
                                                               "standard input.")],
     cluster: Annotated[
-        str | None, typer.Option("--cluster", "-c", help="Also show the load of this cluster, such as 64x8xH100.")
+        str | None,
+        typer.Option(
+            "--cluster", "-c", metavar="CLUSTER", help="Also show the load of this cluster, such as 64x8xH100."
+        ),
     ] = None,
     format: _FormatOption = None,
     output: OutputOption = "table",
@@ -80,7 +84,10 @@ def convert(
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trace in brim's own format, which loads fastest and loses nothing."""
+    """Write a trace in brim's own format.
+
+    It loads fastest and loses nothing.
+    """
     from brim import traces
     from brim.traces import read, write
 
@@ -99,18 +106,23 @@ def synth(
     shape: Annotated[str, typer.Argument(metavar="SHAPE", help="philly, helios, acme or pai.")],
     target: _Target,
     *,
-    num_jobs: Annotated[int, typer.Option("--num-jobs", "-n", help="Number of jobs.")] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", help="Equal seeds give equal traces.")] = 0,
+    num_jobs: Annotated[int, typer.Option("--num-jobs", "-n", metavar="N", help="Number of jobs.")] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Equal seeds give equal traces.")] = 0,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", "-c", help="Cluster to load with the jobs; needs --load.")
+        str | None,
+        typer.Option("--cluster", "-c", metavar="CLUSTER", help="Cluster to load with the jobs; needs --load."),
     ] = None,
     load: Annotated[
-        float | None, typer.Option("--load", help="Offered load of that cluster, such as 0.9; needs --cluster.")
+        float | None,
+        typer.Option("--load", metavar="X", help="Offered load of that cluster, such as 0.9; needs --cluster.")
     ] = None,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:
-    """Generate a trace whose jobs follow the published statistics of a cluster."""
+    """Generate a trace like those of a published cluster.
+
+    Its jobs follow the published statistics of the cluster.
+    """
     from brim.traces import synthesize, write
 
     wanted = output_of(output, as_json)

@@ -35,22 +35,38 @@ class _Option(TyperOption):
         return self.callback(ctx, self, value) if self.callback else value
 
 
-class _Argument(TyperArgument):
+class _NamedArgument(TyperArgument):
+    """An argument that the help shows by its ``metavar`` alone."""
+
     def _usage_display_name(self) -> str:
         """What stands in the usage line, without brackets and dots beside those that ``metavar`` has itself."""
         return self.metavar or super()._usage_display_name()
 
+    def display_type_rich(self, ctx: Any) -> str | None:
+        """What stands behind the name: nothing, where typer would write ``<list[str]>``."""
+        return None if self.metavar else super().display_type_rich(ctx)
+
+
+class _Argument(_NamedArgument):
     def process_value(self, ctx: Any, value: Any) -> Any:
         if self.required and self.value_is_missing(value):
             raise _MissingParameter(ctx=ctx, param=self)
         return value
 
 
+def shown_by_name(command: Any) -> Any:
+    """Return the command, whose help shows its arguments by their ``metavar`` alone; None stays None."""
+    for param in command.params if command is not None else ():
+        if type(param) is TyperArgument:
+            param.__class__ = _NamedArgument
+    return command
+
+
 def _unconverted(params: list[Any]) -> list[Any]:
     for param in params:  # typer makes them itself and takes no class for them
         if type(param) is TyperOption:
             param.__class__ = _Option
-        elif type(param) is TyperArgument:
+        elif type(param) in (TyperArgument, _NamedArgument):
             param.__class__ = _Argument
     return params
 
@@ -107,6 +123,10 @@ class UnconvertedGroup(TyperGroup):
         """
         with _as_config_errors():
             return super().invoke(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command of the group; see ``TyperGroup``."""
+        return shown_by_name(super().get_command(ctx, cmd_name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; see ``TyperGroup``.

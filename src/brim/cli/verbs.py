@@ -11,14 +11,14 @@ from typing import Any, Final
 import typer
 from typer.models import TyperInfo
 
-from brim.cli.unconverted import UnconvertedGroup
+from brim.cli.unconverted import UnconvertedGroup, shown_by_name
 
 VERBS: Final = {
     "up": ("up", "Start the service of this machine, which stays."),
     "down": ("up", "End the controller; jobs go on."),
     "status": ("up", "Show the controller, its devices, and who is connected."),
     "join": ("up", "Use the controller that another user of this machine runs."),
-    "run": ("submit", "Submit a job, show what it writes, and end with its exit code."),
+    "run": ("submit", "Submit a job, show its output, and end with its exit code."),
     "submit": ("submit", "Submit a command, a script or a YAML file."),
     "redo": ("submit", "Submit a job again."),
     "ps": ("ps", "Show the jobs that run or wait, and why."),
@@ -56,7 +56,8 @@ class Verbs(UnconvertedGroup):
         if cmd_name not in VERBS:
             return None
         if cmd_name not in self.commands:
-            self.commands[cmd_name] = _command(importlib.import_module(f"brim.cli.{VERBS[cmd_name][0]}").app, cmd_name)
+            found = _command(importlib.import_module(f"brim.cli.{VERBS[cmd_name][0]}").app, cmd_name)
+            self.commands[cmd_name] = shown_by_name(found)
         return self.commands[cmd_name]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
