@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -56,9 +58,11 @@ def report(
     history = read_history()
     recorded = recorded_jobs(history.jobs, history.attempts, history.lines, history.seen_ms)
     found = [one for one in recorded if not _was_on_cpu(one)]
+    on_cpu = frozenset(one.job.id for one in recorded if _was_on_cpu(one))
     if not any(one.undisturbed for one in found):
-        raise NotFoundError("no job has finished yet: there is nothing to compare the twin with")
-    compared, learned = _chosen(found, jobs, learn)
+        but = " but on CPU, where the replay has no ranks" if on_cpu else ""
+        raise NotFoundError(f"no job has finished yet{but}: there is nothing to compare the twin with")
+    compared, learned = _chosen(found, on_cpu, jobs, learn)
     scene, rows = _scene(history, found, compared, policy, "the later half of the jobs" if jobs is None else "--jobs")
     own = twin.with_own_run_times(rows, compared, scene)
     beliefs = twin.learn(learned) if learned else None
@@ -75,8 +79,7 @@ def report(
     print(f"{_ids(compared)} under {scene.policy.name} on {scene.cluster}" + (
         f"; {left_out} of them did not run undisturbed to the end, and only load the cluster" if left_out else ""
     ))
-    if len(found) < len(recorded):
-        on_cpu = frozenset(one.job.id for one in recorded) - {one.job.id for one in found}
+    if on_cpu:
         print(f"{_ids(on_cpu)} ran on CPU, if only for a time; left out, because the replay has no ranks there")
     if cut:
         print(f"The journal begins after {_ids(cut)} could run: earlier resizes and reported speeds are not in it, and "
@@ -119,9 +122,9 @@ def read_history() -> History:
 
 
 def _chosen(
-    found: Sequence[RecordedJob], jobs: str | None, learn: str | None
+    found: Sequence[RecordedJob], on_cpu: frozenset[int], jobs: str | None, learn: str | None
 ) -> tuple[frozenset[int], list[RecordedJob]]:
-    """The jobs to compare, and those to learn from.
+    """The jobs to compare, and those to learn from; jobs on CPU, which are not among those found, are neither.
 
     Raises:
         ConfigError: the options name no jobs that ran, or the same jobs.
@@ -134,7 +137,7 @@ def _chosen(
         first, last = _range("--jobs", jobs)
         compared = frozenset(one.job.id for one in found if first <= one.job.id <= last)
         if not any(one.job.id in compared for one in whole):
-            raise ConfigError(f"--jobs: found {jobs}, of which no job has finished undisturbed")
+            raise _none_of("--jobs", range(first, last + 1), on_cpu)
     if learn is None:
         begin_ms = min(one.job.submit_ms for one in found if one.job.id in compared)
         learned = [one for one in found if one.job.has_ended and one.end_ms <= begin_ms and one.job.id not in compared]
@@ -145,8 +148,16 @@ def _chosen(
     if both:
         raise ConfigError(f"--learn: found job {both[0]}, which is compared: a prediction must not know its answer")
     if not any(one.undisturbed for one in learned):
-        raise ConfigError(f"--learn: found {learn}, of which no job has finished undisturbed")
+        raise _none_of("--learn", range(first, last + 1), on_cpu)
     return compared, learned
+
+
+def _none_of(option: str, asked: range, on_cpu: frozenset[int]) -> ConfigError:
+    """The error for a range in which no job can be used; it names those that were on CPU."""
+    left_out = frozenset(job for job in on_cpu if job in asked)
+    but = f"; {_ids(left_out)} ran on CPU, where the replay has no ranks" if left_out else ""
+    which = f"{asked[0]}-{asked[-1]}" if len(asked) > 1 else f"{asked[0]}"
+    return ConfigError(f"{option}: found {which}, of which no job has finished undisturbed{but}")
 
 
 def _was_on_cpu(recorded: RecordedJob) -> bool:
@@ -183,8 +194,7 @@ def _scene(
     setting = before[-1][1]
     for at_ms, other in history.settings:
         if begin_ms < at_ms < end_ms and other != setting:
-            last_ms = max(changed_ms for changed_ms, _ in history.settings if changed_ms < end_ms)
-            same = [one.job.id for one in found if one.job.submit_ms >= last_ms and one.undisturbed]
+            same = _under_one(history, found)
             raise ConfigError(
                 f"{which}: {other.policy} on {other.cluster} took the place of {setting.policy} on {setting.cluster} "
                 "while they ran, expected jobs under one policy on one cluster"
@@ -205,6 +215,29 @@ def _scene(
     return Scene(
         cluster=parse_cluster(setting.cluster), policy=rule, gap_ms=setting.gap_ms, gap_job_us=setting.gap_job_us
     ), rows
+
+
+def _under_one(history: History, found: Sequence[RecordedJob]) -> list[int]:
+    """Jobs, one after the other by id, that ran under one setting: the most undisturbed ones, and the newest of these.
+
+    Empty if there are none.
+    """
+    changes = [at_ms for (_, old), (at_ms, new) in pairwise(history.settings) if old != new]
+    best: list[int] = []
+    row: list[int] = []
+    undisturbed = most = 0
+    before = -1
+    for one in sorted(found, key=lambda one: one.job.id):
+        at = bisect_right(changes, one.job.submit_ms)
+        whole = at == bisect_left(changes, one.end_ms)
+        if at != before or not whole:
+            row, undisturbed = [], 0
+        if whole:
+            row, undisturbed = [*row, one.job.id], undisturbed + one.undisturbed
+        if undisturbed and undisturbed >= most:
+            best, most = row, undisturbed
+        before = at
+    return best
 
 
 def _ids(jobs: set[int] | frozenset[int]) -> str:
