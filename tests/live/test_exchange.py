@@ -15,10 +15,11 @@ import pytest
 
 from brim.agent.folders import attempt_folder
 from brim.agent.protocol import ON_CPU
+from brim.core.lifecycle import Phase
 from brim.foresight.foresight import Foresight
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
-from brim.policies.allocations import as_asked, sizes_of
+from brim.policies.allocations import as_asked, picked, present, sizes_of
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.presets import find_policy
@@ -34,16 +35,18 @@ CLUSTER = "1x2xcpu:cpus=2"
 
 @dataclass(frozen=True, slots=True)
 class _ByProgress:
-    """On CPU in every other dozen of steps."""
+    """On CPU in every other twenty steps; a job that starts is left where it was sent.
+
+    What a job has done is an estimate, which falls when a report says less or a kill takes steps back.
+    """
 
     resizes_running: ClassVar[bool] = True
 
     def __call__(self, snapshot, beliefs, order):
         asked, jobs = as_asked(snapshot), snapshot.jobs
         turn = jobs.samples_done // (BATCH * STEPS // 3)
-        return sizes_of(
-            snapshot, asked._replace(on_gpu=asked.on_gpu & ((jobs.cpu_ranks_max == 0) | (turn % 2 == 0)))
-        )
+        by_turn = asked._replace(on_gpu=asked.on_gpu & ((jobs.cpu_ranks_max == 0) | (turn % 2 == 0)))
+        return sizes_of(snapshot, picked(jobs.phase == Phase.STARTING, present(snapshot), by_turn))
 
 
 def by_progress() -> Policy:
@@ -80,15 +83,11 @@ def undisturbed() -> str:
 def check_end(box: Box, service: ClusterService, job: int, undisturbed: str) -> None:
     attempts = attempts_of(service, job)
     kinds = [ON_CPU in one.devices for one in attempts]
-    assert (kinds[0], {*kinds}) == (False, {False, True})
-    for before, one, then in zip(attempts, kinds, kinds[1:], strict=False):
-        # from one kind to the other, unless it has made the steps of that turn before it could stop
-        assert one is not then or before.stop_reason == "exchanged"
+    assert kinds == [bool(number % 2) for number in range(len(kinds))]  # from one kind to the other
+    assert len(kinds) > 1
     for one in attempts:
         kind = "cpu" if ON_CPU in one.devices else "gpu"
-        words = said(box, job, one.number)
-        if words or one.outcome != "stopped":  # steps lost by a kill may send it back before it has begun
-            assert f"device {kind}, threads 1, visible ''" in words
+        assert f"device {kind}, threads 1, visible ''" in said(box, job, one.number)
     assert said(box, job, attempts[-1].number).splitlines()[-1] == undisturbed
     assert re.match(rf"{STEPS * BATCH} samples", undisturbed)
     assert service.job(job).samples_total == STEPS * BATCH
