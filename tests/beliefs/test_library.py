@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from brim.beliefs.library import NAMES, load, parse
+from brim.beliefs.library import NAMES, WITH_LOADING, load, parse
 from brim.beliefs.throughput import step_s
 from brim.errors import ConfigError, NotFoundError
 
@@ -47,6 +47,7 @@ def test_what_comes_with_brim_loads_and_names_its_source_and_licence(name):
     assert "commit" in library.source
     assert library.licence in {"Apache-2.0", "MIT"}
     assert library.steps or library.scaling or library.loading
+    assert bool(library.loading) is (name in WITH_LOADING)
     for profile in library.steps.values():
         assert 0 < profile.residual < 0.4
         one, many = step_s(profile.parameters, 1, np.array([1, profile.gpus_max]), profile.local_batch[0])

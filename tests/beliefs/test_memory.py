@@ -22,7 +22,8 @@ def with_gradients(snapshot, *mib):
 
 @pytest.mark.parametrize(("name", "mib"), [
     ("V100", 16_384), ("v100", 16_384), ("V100-SXM2-32GB", 32_768), ("A100-SXM4-80GB", 81_920), ("A100", 40_960),
-    ("A10", 24_576), ("H100-80GB-HBM3", 81_920), ("H200", 144_384), ("nvidia_l40", 49_152), ("X1", None), ("", None),
+    ("A10", 24_576), ("H100-80GB-HBM3", 81_920), ("H200", 144_384), ("nvidia_l40", 49_152), ("NVIDIA L40S", 49_152),
+    ("NVIDIA RTX A6000", 49_152), ("NVIDIA GeForce RTX 2080 Ti", 11_264), ("rtx3090", 24_576), ("X1", None), ("", None),
     ("cpu-slot", None),
 ])
 def test_memory_of_a_gpu_is_what_its_name_says_or_that_of_the_smallest_variant(name, mib):

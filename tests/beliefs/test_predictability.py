@@ -121,7 +121,7 @@ def test_evidence_names_what_decided_with_its_value(found):
     row = found.features[-1]
     told = default().evidence(row)
     assert 1 <= len(told) <= 4
-    assert all(one.words.startswith(("for: ", "against: ")) and one.value in row for one in told)
+    assert all(one.words in FEATURES.values() and one.value in row and one.side in ("for", "against") for one in told)
 
 
 def test_a_scale_is_increasing_even_where_a_feature_has_few_values():

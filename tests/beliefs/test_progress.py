@@ -7,7 +7,7 @@ import pytest
 
 from brim.beliefs.convergence import CannotSay
 from brim.beliefs.curve_features import seen
-from brim.beliefs.progress import SeenProgress, Verdict, due
+from brim.beliefs.progress import PARTED_WORDS, SeenProgress, Verdict, due
 from brim.core.losses import ReportedLosses
 from brim.testing.builders import job, snapshot_of
 
@@ -103,7 +103,8 @@ def test_a_job_is_not_believed_any_more_when_it_falls_otherwise_than_predicted()
     assert verdicts[24].is_predictable
     assert not verdicts[-1].is_predictable
     assert verdicts[-1].since_samples > SAMPLES[25]
-    parted = [any(one.words.startswith("predicted and real") for one in verdict.evidence) for verdict in verdicts]
+    evidence = [[(one.words, one.side) for one in verdict.evidence] for verdict in verdicts]
+    parted = [(PARTED_WORDS, "against") in told for told in evidence]
     assert any(parted[26:])
 
 

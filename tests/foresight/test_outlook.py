@@ -11,7 +11,7 @@ from brim.foresight.outlook import UNIT, outlook_in_words
 
 
 def test_evidence_is_told_by_the_side_for_which_it_speaks():
-    evidence = (Evidence("for: width", 0.00223), Evidence("against: noise", 0.5), Evidence("for: bend", 2.0))
+    evidence = (Evidence("width", 0.00223, "for"), Evidence("noise", 0.5, "against"), Evidence("bend", 2.0, "for"))
     verdict = Verdict(True, 0.86, 3_760.0, 7_728.0, evidence, None)
     assert outlook_in_words(verdict, 8_000.0) == (
         "Its progress is believed predictable since 3,760 samples; at 7,728 samples its losses tell its end with "
@@ -20,7 +20,7 @@ def test_evidence_is_told_by_the_side_for_which_it_speaks():
 
 
 def test_a_prediction_that_failed_speaks_against_it():
-    verdict = Verdict(False, np.nan, 0.0, 10.0, (Evidence(PARTED_WORDS, PARTED),), None)
+    verdict = Verdict(False, np.nan, 0.0, 10.0, (Evidence(PARTED_WORDS, PARTED, "against"),), None)
     assert outlook_in_words(verdict, 10.0) == (
         f"Its progress is not believed predictable. Against it: {PARTED_WORDS} {PARTED} ({UNIT})."
     )

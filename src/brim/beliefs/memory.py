@@ -23,9 +23,13 @@ from brim.core.gpu_names import CPU, is_of_type, words_of
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE
 
+_RTX_MIB: Final = {
+    "2080Ti": 11_264, "3090": 24_576, "4090": 24_576, "5090": 32_768, "A5000": 24_576, "A6000": 49_152,
+}
 GPU_MIB: Final = {
     "K80": 12_288, "P4": 8_192, "P100": 12_288, "V100": 16_384, "T4": 16_384, "A10": 24_576, "A30": 24_576,
-    "A40": 49_152, "A100": 40_960, "L4": 24_576, "L40": 49_152, "H100": 81_920, "H200": 144_384,
+    "A40": 49_152, "A100": 40_960, "L4": 24_576, "L40": 49_152, "L40S": 49_152, "H100": 81_920, "H200": 144_384,
+    "B200": 184_320, **_RTX_MIB, **{f"RTX{name}": mib for name, mib in _RTX_MIB.items()},
 }
 """Memory of a GPU by type, of the smallest variant sold: NVIDIA's data sheets. A type's name may say another one."""
 NOTHING, BATCH, PEAK = range(3)

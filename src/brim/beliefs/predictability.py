@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from statistics import NormalDist
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -40,10 +40,11 @@ _FILE: Final = "predictability.toml"
 
 
 class Evidence(NamedTuple):
-    """A feature in plain words, and its value."""
+    """A feature in plain words, its value, and whether it speaks for or against a predictable job."""
 
     words: str
     value: float
+    side: Literal["for", "against"]
 
 
 class Scale(NamedTuple):
@@ -116,7 +117,7 @@ class Classifier:
         strongest = np.argsort(-np.abs(says), kind="stable")[:TOLD].tolist()
         values = dict(zip(FEATURES, features.tolist(), strict=True))
         return tuple(
-            Evidence(f"{'for' if says[row] > 0 else 'against'}: {FEATURES[self.names[row]]}", values[self.names[row]])
+            Evidence(FEATURES[self.names[row]], values[self.names[row]], "for" if says[row] > 0 else "against")
             for row in strongest if says[row]
         )
 

@@ -172,7 +172,7 @@ class SeenProgress:
             parted = before.believed is not None and has_parted(before.believed, found)
             votes_for = probability >= CUT and not parted
             told = self.classifier.evidence(features)
-            evidence = (Evidence(PARTED_WORDS, PARTED), *told) if parted else told
+            evidence = (Evidence(PARTED_WORDS, PARTED, "against"), *told) if parted else told
         flips = votes_for is before.votes_for and votes_for is not past.is_predictable
         is_predictable = past.is_predictable is not flips
         curve = None if isinstance(found, CannotSay) else found

@@ -37,11 +37,6 @@ _WHY: Final = {
     "ntasks": _ONCE, "ntasks-per-node": _ONCE, "ntasks-per-gpu": _ONCE,
     "exclusive": "GPUs are never shared without asking",
 }  # fmt: skip
-_MULTIPLIES: Final = {
-    "nodes": ("gres", "gpus-per-node", "gpus-per-task"), "ntasks": ("cpus-per-task", "gpus-per-task", "mem-per-cpu"),
-    "ntasks-per-node": ("gpus-per-task",),
-}  # fmt: skip
-"""Options whose value counts as often as these say, although nothing else follows from them here."""
 _EXPECTED: Final = {
     "dependency": "afterok, afterany or afternotok with job ids, such as afterok:3:4,afterany:5",
 }
@@ -136,21 +131,17 @@ def _slurm_words(words: Sequence[str], where: str) -> Iterator[tuple[str, str]]:
 def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     options: dict[str, Any] = {}
     ignored: list[str] = []
-    gpus = _count(_gpus(theirs))
     for name, value in theirs.items():
         try:
-            found = _one(name, value, theirs, gpus)
+            found = _one(name, value, theirs)
         except (ValueError, ConfigError):
             where = f"{lines[name]}: --{name}"
             expected = _EXPECTED.get(name, "a value that brim can keep")
             raise ConfigError(f"{where}: found {value!r}, expected {expected}") from None
         if found is None:
             why = _WHY.get(name, "it has no meaning here")
-            times = [
-                f"--{other}" for other in _MULTIPLIES.get(name, ())
-                if other in theirs and (other != "gpus-per-task" or name == "ntasks" or "ntasks" not in theirs)
-            ]
-            why += f"; {' and '.join(times)} counts {value} times" if times else ""
+            times = [f"--{other}" for other in theirs if _counts_in(name, other, theirs)]
+            why += f"; {' and '.join(times)} {'counts' if len(times) == 1 else 'count'} {value} times" if times else ""
             ignored.append(f"--{name}={value}: {why}" if value else f"--{name}: {why}")
         else:
             options.update(found)
@@ -165,8 +156,15 @@ _SAME: Final = {
 }  # fmt: skip
 
 
-def _one(name: str, value: str, theirs: Mapping[str, str], gpus: int) -> dict[str, Any] | None:
+def _counts_in(name: str, other: str, theirs: Mapping[str, str]) -> bool:
+    """Whether what another option means is not the same without this one."""
+    without = {each: value for each, value in theirs.items() if each != name}
+    return other != name and _one(other, theirs[other], theirs) != _one(other, theirs[other], without)
+
+
+def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | None:
     """Options of brim that one of Slurm's means; None if there are none."""
+    gpus = _count(_gpus(theirs))
     tasks = int(theirs.get("ntasks") or 1)
     cores = float(theirs.get("cpus-per-task") or 1) * tasks
     makes: dict[str, Callable[[], dict[str, Any]]] = {

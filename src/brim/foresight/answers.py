@@ -52,7 +52,7 @@ class LossOutlook:
         since_samples: Samples from which that is believed; 0 for a job that was never believed predictable.
         at_samples: Samples at the newest evaluation.
         samples_done: Samples that it has done.
-        evidence: What it rests on: words and a value.
+        evidence: What it rests on: "for: " or "against: " with words, and a value.
         cannot_say: Why nothing can be said; empty if something can.
         text: All of it, for users.
     """

@@ -25,7 +25,7 @@ def outlook_of(progress: SeenProgress, snapshot: Snapshot, job: int) -> LossOutl
         is_predictable=verdict.is_predictable,
         probability=None if math.isnan(verdict.probability) else verdict.probability,
         since_samples=verdict.since_samples, at_samples=verdict.at_samples, samples_done=done,
-        evidence=tuple((one.words, one.value) for one in verdict.evidence),
+        evidence=tuple((f"{one.side}: {one.words}", one.value) for one in verdict.evidence),
         cannot_say="" if verdict.cannot_say is None else str(verdict.cannot_say),
         text=outlook_in_words(verdict, done),
     )
@@ -47,8 +47,7 @@ def outlook_in_words(verdict: Verdict, samples_done: float) -> str:
         f"; at {verdict.at_samples:,.0f} samples its losses tell its end with probability {verdict.probability:.2f}"
     )
     speaks: dict[str, list[str]] = {"for": [], "against": []}
-    for one in verdict.evidence[:EVIDENCE_SHOWN]:
-        side, colon, words = one.words.partition(": ")
-        speaks[side if colon else "against"].append(f"{words or one.words} {one.value:.3g}")
+    for words, value, side in verdict.evidence[:EVIDENCE_SHOWN]:
+        speaks[side].append(f"{words} {value:.3g}")
     shown = [f"{side.capitalize()} it: {'; '.join(each)}" for side, each in speaks.items() if each]
     return f"{said}{chance}." + (f" {'. '.join(shown)} ({UNIT})." if shown else "")
