@@ -12,6 +12,7 @@ steps one job after the other. What is believed is the rule that policies ask ab
 from __future__ import annotations
 
 import argparse
+import select
 import statistics
 import subprocess
 import sys
@@ -84,8 +85,6 @@ def training(kind: str):
 
 def job(kind: str, step_s: float) -> None:
     """Make steps after each line on stdin until there is another; answer with their number and seconds."""
-    import select
-
     torch.zeros(1, device="cuda")
     print("started", flush=True)
     sys.stdin.readline()  # nobody else computes while the products of a step are counted

@@ -80,6 +80,7 @@ def test_the_next_job_finds_the_memory_of_one_that_was_cancelled(exclusive):
     second = exclusive("submit", "-g", gpus, "--", *python(OCCUPIES, 0.8, 0)).stdout.strip()
     exclusive("cancel", first)
     until(lambda: exclusive.job(second).state == "finished")
+    assert "occupies" in exclusive("logs", second).stdout
 
 
 def test_a_gpu_that_a_process_of_somebody_uses_is_withheld_until_that_has_ended(exclusive):
@@ -89,6 +90,7 @@ def test_a_gpu_that_a_process_of_somebody_uses_is_withheld_until_that_has_ended(
             until(lambda: f"in use by process {other.pid}" in exclusive("status").stdout)
             job = exclusive("submit", "-g", str(torch.cuda.device_count()), "true").stdout.strip()
             until(lambda: "withheld" in exclusive("explain", job).stdout)
+            assert exclusive.job(job).state == "pending"
         finally:
             other.kill()
     until(lambda: exclusive.job(job).state == "finished")
