@@ -59,6 +59,7 @@ def test_a_user_sees_and_revokes_own_tokens_only(app):
 def test_a_token_has_a_name_and_an_end(app):
     for body in ({"days": 0}, {"days": 91}, {"days": "x"}, {"label": ""}, {"label": "a b"}, {"label": 3}):
         assert made(app, **body).status == 422
+    assert made(app, days=400).plain["detail"] == "days: found 400, expected less than or equal to 90"
 
 
 def test_a_token_that_has_expired_or_whose_user_is_not_allowed_any_more_is_refused():

@@ -73,8 +73,10 @@ def test_times():
     assert fields(begin="2031-05-06T07:08")["begin_s"] == int(time.mktime((2031, 5, 6, 7, 8, 0, 0, 0, -1)))
     assert 0 < fields(begin="14:30")["begin_s"] - now <= 86_400
     assert fields(deadline="now+3h")["deadline_s"] == pytest.approx(now + 10_800, abs=30)
-    with pytest.raises(ConfigError, match=r"^--deadline: found 'soon'"):
-        fields(deadline="soon")
+    past = "a time to come"
+    for wrong, expected in (("soon", "a time or a delay"), ("2020-01-01T00:00", past), ("now", past)):
+        with pytest.raises(ConfigError, match=f"^--deadline: found '{wrong}', expected {expected}"):
+            fields(deadline=wrong)
     for wrong in ("soon", "25:61", "2031-13-01", ""):
         with pytest.raises(ConfigError, match=f"^--begin: found {re.escape(repr(wrong))}"):
             fields(begin=wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -60,4 +61,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
-    return JSONResponse({"detail": f"{where}: {first['msg']}"}, 422)
+    said = first["msg"].removeprefix("Input should be ")
+    if said != first["msg"]:
+        said = f"found {reprlib.repr(first['input'])}, expected {said}"
+    return JSONResponse({"detail": f"{where}: {said}"}, 422)

@@ -191,6 +191,8 @@ def asked(options: Options) -> Asked:
         fields["begin_s"] = _moment("begin", options["begin"])
     if "deadline" in options:
         fields["deadline_s"] = _moment("deadline", options["deadline"])
+        if fields["deadline_s"] <= time.time():
+            raise _unclear("deadline", options["deadline"], "a time to come")
     if "batch" in options:
         fields.update(_batch(options["batch"]))
     fields.update({switch: options[switch] for switch in ("hold", "requeue") if switch in options})

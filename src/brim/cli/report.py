@@ -70,8 +70,8 @@ def report(
     cut = frozenset(one.job.id for one in found if one.job.id in compared and one.ready_ms < history.since_ms)
     if wanted == "json":
         print(json.dumps({
-            "schema": SCHEMA, "before_journal": sorted(cut), "policy": scene.policy.name, "cluster": str(scene.cluster),
-            "compared": sorted(compared), "learned": [one.job.id for one in learned],
+            "schema": SCHEMA, "before_journal": sorted(cut), "on_cpu": sorted(on_cpu), "policy": scene.policy.name,
+            "cluster": str(scene.cluster), "compared": sorted(compared), "learned": [one.job.id for one in learned],
             "own_run_times": own.as_json(), "predicted": None if prediction is None else prediction.as_json(),
         }))
         return

@@ -41,12 +41,17 @@ _Gpus = Annotated[
     typer.Option("--gpus", "-g", metavar="N", help="GPUs: 4, a range 1-8, a list 1,2,4, or with a type, A100:4."),
 ]
 _Cpus = Annotated[str | None, typer.Option("--cpus", "-c", metavar="N", help="Cores of the whole job.")]
-_Mem = Annotated[str | None, typer.Option("--mem", metavar="SIZE", help="Memory of the whole job, such as 32G.")]
+_Mem = Annotated[
+    str | None, typer.Option("--mem", metavar="SIZE", help="Memory of the whole job: 32G, or a number of MiB.")
+]
 _Time = Annotated[
     str | None, typer.Option("--time", "-t", metavar="TIME", help="Time limit: 2:00:00, 90m or 1-12:00:00.")
 ]
 _Priority = Annotated[
-    str | None, typer.Option("--priority", "-p", metavar="N", help="Larger is served first, by policies that read it.")
+    str | None,
+    typer.Option(
+        "--priority", "-p", metavar="N", help="Larger is served first, by policies that read it; by default, 0."
+    ),
 ]
 _Class = Annotated[
     str | None,
@@ -75,7 +80,9 @@ _Begin = Annotated[
 ]
 _Deadline = Annotated[
     str | None,
-    typer.Option("--deadline", metavar="TIME", help="When it should have ended; for policies that read it."),
+    typer.Option(
+        "--deadline", metavar="TIME", help="When it should have ended, as --begin; for policies that read it."
+    ),
 ]
 _Hold = Annotated[bool, typer.Option("--hold", help="Wait until `brim release`.")]
 _Requeue = Annotated[
@@ -88,7 +95,7 @@ _Grace = Annotated[
     str | None,
     typer.Option(
         "--grace", metavar="TIME",
-        help="From SIGTERM to SIGKILL when it has to stop; by default 30s, 5s for padding.",
+        help="From SIGTERM to SIGKILL when it has to stop, such as 2m; by default 30s, 5s for padding.",
     ),
 ]
 _Batch = Annotated[
@@ -107,7 +114,8 @@ _GpuMem = Annotated[
     str | None,
     typer.Option(
         "--gpu-mem", metavar="SIZE",
-        help="Most memory that it uses of each of its GPUs, such as 10GB: jobs share a GPU only where both fit.",
+        help="Most memory that it uses of each of its GPUs: 10G, or a number of MiB; jobs share a GPU only where both "
+             "fit.",
     ),
 ]
 _GpuUtil = Annotated[
