@@ -104,7 +104,7 @@ def _headings(rows: dict[str, list[Summary]]) -> list[str]:
 def _table(
     rows: dict[str, list[Summary]], load: float, record: RecordedMetrics | NoRecord | None, left_out: set[str]
 ) -> Table:
-    table = Table(title=f"load {load:g}", title_justify="left", pad_edge=False, box=None, header_style="bold")
+    table = Table(title=f"load {load:g}x", title_justify="left", pad_edge=False, box=None, header_style="bold")
     lines = cells(rows, record)
     for heading in next(iter(lines.values())):
         if heading not in left_out:
