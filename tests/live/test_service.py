@@ -17,6 +17,7 @@ from brim.core.cluster import parse_cluster
 from brim.errors import ConfigError, NotFoundError, RefusedError
 from brim.live.controller import Controller
 from brim.live.records import JobRecord
+from brim.live.requests import UNIX_S_MAX
 from brim.live.service import ClusterService
 from brim.live.store.errors import KeyReusedError, NotAcceptedError
 from brim.policies.presets import find_policy
@@ -24,6 +25,17 @@ from tests.live.box import PATIENCE_S, Box, in_state, run_and_kill, running, unt
 from tests.live.in_parts import InParts
 
 EQUAL_PARTS = replace(find_policy("elastic"), name="equal", size=InParts(2), gap_ms=0, period_ms=0)
+
+
+def test_a_job_that_may_begin_in_a_thousand_years_keeps_nobody_waiting(box: Box) -> None:
+    async def scenario(service: ClusterService) -> None:
+        [late] = await box.submit(service, box.request("true", begin_s=UNIX_S_MAX))
+        await until(lambda: service.job(late).state == "held", "the hold")
+        [job] = await box.submit(service, box.request("true"))
+        await in_state(service, job, "finished")
+        assert service.job(late).state == "held"
+
+    running(box, scenario)
 
 
 def test_a_job_is_preempted_for_a_shorter_one_and_comes_back_by_itself(box: Box) -> None:

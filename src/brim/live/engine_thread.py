@@ -173,7 +173,7 @@ class EngineThread:
                 left_ms = None if wake_ms is None else wake_ms + 1 - self._store.now_ms()
                 if left_ms is not None and left_ms <= 0:
                     break
-                self._changed.wait(None if left_ms is None else left_ms / MS_PER_S)
+                self._changed.wait(None if left_ms is None else min(left_ms / MS_PER_S, threading.TIMEOUT_MAX))
             if self._stopping:
                 return None
             inputs, self._inputs = self._inputs, []
