@@ -117,6 +117,38 @@ def kinds(orders: list) -> list[type]:
     return [type(order) for order in orders]
 
 
+@pytest.mark.parametrize(("ended_ms_ago", "ended_ms"), [
+    (10_000, 21_000),  # while the agent was away
+    (60_000, 1_000),  # no: until its connection ended, it would have said so
+    (-1, 31_000),  # unknown
+])  # fmt: skip
+def test_a_job_that_ended_while_its_agent_was_away_is_not_charged_for_the_time_after(ended_ms_ago, ended_ms):
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING, started_ms_ago=0)
+    desk.now_ms = 1_000
+    desk.give(AgentLost(at_ms=desk.now_ms, uid=1))
+    desk.now_ms = 31_000
+    hello = AgentHello(version=VERSION, user="u1", boot_id="b", devices=("T4", "T4"))
+    seen = AttemptSeen(
+        job=1, attempt=1, sequence=99, state=ENDED, outcome="finished", exit_code=0, ended_ms_ago=ended_ms_ago
+    )
+    desk.give(*(
+        AgentJoined(at_ms=desk.now_ms, uid=1, hello=hello), Saw(at_ms=desk.now_ms, uid=1, seen=seen),
+        AgentSynced(at_ms=desk.now_ms, uid=1),
+    ))
+    assert (desk.state(1), desk.stored[1].ended_ms, desk.attempts[1, 1].end_ms) == ("finished", ended_ms, ended_ms)
+
+
+def test_an_agent_that_is_there_does_not_say_when_a_job_ended():
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING, started_ms_ago=0)
+    desk.now_ms = 1_000
+    desk.saw(1, ENDED, outcome="finished", exit_code=0, ended_ms_ago=900)
+    assert desk.stored[1].ended_ms == desk.attempts[1, 1].end_ms == 1_000
+
+
 def test_a_job_is_started_with_what_it_was_granted_and_ends_when_its_exit_code_is_seen():
     desk = Desk()
     [order] = desk.submit(gpus=2, grace_s=3.0)

@@ -20,6 +20,7 @@ class Agents:
     def __init__(self) -> None:
         self._connected: set[int] = set()
         self._synced: set[int] = set()
+        self._lost_ms: dict[int, int] = {}
         self._seen: dict[int, dict[tuple[int, int], AttemptSeen]] = {}
         self._devices: dict[int, dict[int, tuple[str, str]]] = {}  # state and detail, by device and user
 
@@ -36,11 +37,16 @@ class Agents:
         if uid in self._connected:
             self._synced.add(uid)
 
-    def lost(self, uid: int) -> None:
+    def lost(self, uid: int, now_ms: int) -> None:
         """The connection to an agent has ended; what it said of devices stands until it comes back."""
+        self._lost_ms[uid] = now_ms
         self._connected.discard(uid)
         self._synced.discard(uid)
         self._seen.pop(uid, None)
+
+    def lost_ms(self, uid: int) -> int:
+        """When the connection to an agent last ended; 0 if it has not since this controller began."""
+        return self._lost_ms.get(uid, 0)
 
     def is_there(self, uid: int) -> bool:
         """Whether an agent is connected."""

@@ -156,18 +156,18 @@ class Books:
             self.timer(self.now_ms + 1, "unstarted", job)
         self.dirty.add(job)
 
-    def finish(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE) -> None:
+    def finish(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE, ended_ms: int = NONE) -> None:
         """Book the event with which a job ends, and end it."""
         self.tell(verdict.kind, job)
-        self.bury(job, verdict, exit_code)
+        self.bury(job, verdict, exit_code, ended_ms)
 
-    def bury(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE) -> None:
+    def bury(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE, ended_ms: int = NONE) -> None:
         """A job has ended: its record is final, and those who wait for it hear of it."""
         if verdict.state is None:
             raise InvariantError(f"job {job} ends without a state")
         record = self.put(
-            job, state=verdict.state, reason=verdict.reason, ended_ms=self.now_ms, exit_code=exit_code, holds=(),
-            devices=(),
+            job, state=verdict.state, reason=verdict.reason, exit_code=exit_code, holds=(), devices=(),
+            ended_ms=self.now_ms if ended_ms == NONE else ended_ms,
         )
         self._set_fate(job, verdict.kind)
         self._call_off(job)

@@ -443,7 +443,7 @@ class Controller:
 
     @_handle.register
     def _lose(self, given: AgentLost) -> None:
-        self.agents.lost(given.uid)
+        self.agents.lost(given.uid, self.books.now_ms)
         self.books.timer(self.books.now_ms + PATIENCE_MS, "absent", given.uid)
 
     @_handle.register
@@ -458,10 +458,11 @@ class Controller:
         self._tell_analysis(seen)
         if seen.state == ENDED:
             outcome = seen.outcome if seen.outcome in OUTCOMES else LOST
+            attempt = replace(attempt, begin_ms=self._begin_ms(attempt, seen))
             self._attempt_ended(replace(
                 attempt, outcome=outcome, exit_code=exit_code(seen.exit_code), detail=text(seen.detail),
-                blame=seen.blame if seen.blame in BLAMES else "",
-                begin_ms=self._begin_ms(attempt, seen), gpu_energy_j=energy_j(seen.gpu_energy_j),
+                blame=seen.blame if seen.blame in BLAMES else "", gpu_energy_j=energy_j(seen.gpu_energy_j),
+                end_ms=self._end_ms(attempt, seen),
             ))
         else:
             self._attempt_seen(attempt, seen)
@@ -514,6 +515,14 @@ class Controller:
         if attempt.begin_ms == NONE and seen.started_ms_ago != NONE:
             return max(attempt.decided_ms, self.books.now_ms - max(seen.started_ms_ago, 0))
         return self.books.now_ms if attempt.begin_ms == NONE and seen.state == RUNNING else attempt.begin_ms
+
+    def _end_ms(self, attempt: AttemptRecord, seen: AttemptSeen) -> int:
+        """When its processes were gone: now, or while its agent was away; never before what is known of it."""
+        if self.agents.is_synced(attempt.uid) or seen.ended_ms_ago == NONE:
+            return self.books.now_ms
+        known = (attempt.decided_ms, attempt.begin_ms, attempt.start_ms, attempt.stop_ms)
+        earliest_ms = max(*known, self.agents.lost_ms(attempt.uid))
+        return max(earliest_ms, self.books.now_ms - max(seen.ended_ms_ago, 0))
 
     @_handle.register
     def _vacate(self, given: Vacated) -> None:
@@ -653,7 +662,8 @@ class Controller:
         """Book the end of an attempt: its job ends, or goes back to the queue."""
         job = self.jobs[attempt.job]
         verdict, known = ending(job, attempt), attempt.state != "waiting"
-        attempt = replace(attempt, state="ended", end_ms=self.books.now_ms)
+        end_ms = self.books.now_ms if attempt.end_ms == NONE else attempt.end_ms
+        attempt = replace(attempt, state="ended", end_ms=end_ms)
         self.books.put_attempt(attempt)
         self.agents.forget(attempt.uid, job.id, attempt.number)
         self._reconciler.targets.pop(job.id, None)
@@ -672,7 +682,7 @@ class Controller:
             self._guard(job)
         if verdict.state is not None:
             code = 0 if attempt.outcome == FINISHED and verdict.state == "finished" else attempt.exit_code
-            self.books.finish(job.id, verdict, exit_code=code)
+            self.books.finish(job.id, verdict, exit_code=code, ended_ms=end_ms)
             return
         setting = self._kept_for(attempt)
         if self.scheduler.state.phase(job.id) is Phase.STARTING and verdict.kind is Kind.STOPPED:

@@ -48,7 +48,7 @@ class JobRecord:
         preemptions: Times that the scheduler took its devices away.
         exit_code: Of the ended job, 128 + the signal where one ended it; NONE while unknown.
         first_start_ms: When its first attempt was ordered, NONE before.
-        ended_ms: When its end was booked, NONE before.
+        ended_ms: When its last attempt ended, or it was cancelled without one; NONE before.
         samples_done: Samples that it reported as done and kept.
         samples_total: Samples that it needs; 0 where unknown.
         lost_gpu_s: GPU seconds of work that was lost by preemptions and failures: samples that a new attempt repeats,
