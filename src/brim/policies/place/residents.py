@@ -25,7 +25,11 @@ from brim.core.trace import NONE
 from brim.policies.place.free_resources import (
     CONSOLIDATE,
     CPU,
+    EXTRA,
     MEM,
+    OPEN,
+    TYPE,
+    WHOLES,
     FreeResources,
     GangRequest,
     all_free,
@@ -55,23 +59,26 @@ def residents(snapshot: Snapshot, left_out: Iterable[int] = ()) -> dict[tuple[Gp
         snapshot: The snapshot.
         left_out: Rows of jobs that are to leave.
     """
-    jobs, held = snapshot.jobs, snapshot.grants
-    gone = set(left_out)
-    gpus_of: dict[int, list[Gpu]] = {}
-    for row, node, gpu in zip(held.job.tolist(), held.node.tolist(), held.gpu.tolist(), strict=True):
-        if gpu >= 0 and row not in gone:
-            gpus_of.setdefault(row, []).append((node, gpu))
-    on: dict[Gpu, list[int]] = {}
-    for row, gpus in gpus_of.items():
-        for place in gpus:
-            on.setdefault(place, []).append(row)
+    held = snapshot.grants
+    counts = (held.gpu >= 0) & ~np.isin(held.job, [*left_out])
+    if not counts.any():
+        return {}
+    job, node, gpu = held.job[counts], held.node[counts], held.gpu[counts]
+    in_order = np.lexsort((gpu, node, job))
+    job, node, gpu = job[in_order], node[in_order], gpu[in_order]
+    place = node * (gpu.max() + 1) + gpu
+    jobs_there = np.bincount(place)[place]
+    first = np.flatnonzero(np.diff(job, prepend=NONE))  # of each job
+    row = job[first]
+    fewest, most = np.minimum.reduceat(jobs_there, first), np.maximum.reduceat(jobs_there, first)
+    together = np.where((fewest == most) & (snapshot.jobs.share_milli[row] == WHOLE_GPU), most, 0).tolist()
+    places, ends = [*zip(node.tolist(), gpu.tolist(), strict=True)], [*first.tolist(), len(job)]
     sets: dict[tuple[Gpu, ...], list[int]] = {}
-    for row, gpus in gpus_of.items():
-        sets.setdefault(tuple(sorted(gpus)), []).append(row)
-    whole = jobs.share_milli == WHOLE_GPU
+    for k in range(len(row)):
+        sets.setdefault(tuple(places[ends[k] : ends[k + 1]]), []).append(k)
     return {
-        gpus: sorted(rows) for gpus, rows in sorted(sets.items())
-        if whole[rows].all() and all(len(on[place]) == len(rows) for place in gpus)
+        gpus: row[members].tolist() for gpus, members in sorted(sets.items())
+        if all(together[k] == len(members) for k in members)
     }
 
 
@@ -123,17 +130,20 @@ class Room:
             np.array(takes_jobs), len(self.snapshot.gpu_types),
         )
         withhold(free, nodes.withheld.copy())
-        taken: set[Gpu] = set()
-        for row, node, gpu in zip(held.job.tolist(), held.node.tolist(), held.gpu.tolist(), strict=True):
-            if row in self.leaving:
-                continue
-            whole = jobs.share_milli[row] == WHOLE_GPU
-            if whole and (node, gpu) in taken:
-                self._sit(free, row, node)
-            else:
-                share = WHOLE_GPU if whole else int(jobs.share_now[row])
-                take(free, self._gang(row, 1, share), node, gpu)
-                taken.add((node, gpu))
+        kept = ~np.isin(held.job, sorted(self.leaving))
+        job, node, gpu = held.job[kept], held.node[kept], held.gpu[kept]
+        width = free.node.shape[1] - EXTRA
+        place, whole = node * width + gpu, jobs.share_milli[job] == WHOLE_GPU
+        takes = ~whole  # what has the whole GPU takes it once, however many they are
+        takes[np.unique(place, return_index=True)[1]] = True
+        share = np.where(whole, WHOLE_GPU, jobs.share_now[job])
+        taken = np.bincount(place[takes], share[takes], len(nodes) * width).reshape(-1, width)
+        lost = ((taken > 0) & (free.node[:, :width] == WHOLE_GPU)).sum(axis=1)
+        free.node[:, :width] -= taken.astype(np.int64)
+        free.node[:, WHOLES] -= lost
+        np.subtract.at(free.total, free.node[:, TYPE], lost * free.node[:, OPEN])
+        np.subtract.at(free.node[:, CPU], node, jobs.cpu_milli[job])
+        np.subtract.at(free.node[:, MEM], node, jobs.mem_mib[job])
         return free
 
     def _gang(self, row: int, gpus: int, share: int) -> GangRequest:

@@ -71,15 +71,16 @@ class OnTrial(ABC):
         room = Room(snapshot, beliefs, sizes, self._undone(snapshot, beliefs, sizes))
         memo, waits = snapshot.jobs.memo, snapshot.jobs.waits & (sizes.gpus > 0)
         barred = frozenset(memo[memo[:, _UNTIL] > snapshot.now_ms, _BARRED].tolist())
-        head = -1
-        for row in order[waits[order]].tolist():
-            if head >= 0:
-                room.why[row], room.blocker[row] = Why.BEHIND, head
-            elif memo[row, _UNDONE] >= UNDONE_MAX:
-                head = -1 if room.place_alone(row) else row
-            elif not self.serve(room, row, barred):
-                head = row
+        queue = order[waits[order]]
+        for place, row in enumerate(queue.tolist()):
+            alone = memo[row, _UNDONE] >= UNDONE_MAX
+            if room.place_alone(row) if alone else self.serve(room, row, barred):
+                continue
+            if not alone:
                 room.say_unknown(row)
+            behind = queue[place + 1 :]
+            room.why[behind], room.blocker[behind] = Why.BEHIND, row
+            break
         return as_before(room.grants(), given)
 
     def _undone(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes) -> dict[int, Why]:
