@@ -88,6 +88,17 @@ def test_ctrl_c_detaches_from_a_job_that_goes_on(box):
     box("down", "--stop")
 
 
+def test_the_next_service_may_have_another_number_of_slots(box):
+    box("up", "--devices", "2", timeout_s=240)
+    assert box("run", "-g", "2", "--", "echo", "two").stdout == "two\n"
+    box("down")
+    assert "the agent does (process " in box("down", "--stop", code=3).stderr
+    assert "3 devices" in box("up", "--devices", "3", timeout_s=60).stdout
+    assert box("run", "-g", "3", "--", "echo", "three").stdout == "three\n"
+    box("down", "--stop")
+    assert "the agent" not in box("down", code=3).stderr
+
+
 def test_a_runtime_folder_that_is_a_link_is_refused(box, folder):
     (folder / "elsewhere").mkdir(0o700)
     box.run_folder.symlink_to(folder / "elsewhere")

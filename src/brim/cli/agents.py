@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 START_S: Final = 120.0
 """Longest wait until a process answers; ours. Its end is noticed at once, so this bounds one that hangs: a start is 3 s
 of CPU time, which take more than 30 s on a machine that others keep busy."""
+END_S: Final = 10.0
+"""Longest wait for a process to end after SIGTERM; ours."""
 LOOK_S: Final = 0.05
 NVML_S: Final = 10.0
 """Longest wait for NVML, which takes seconds where the driver is not loaded; ours."""
@@ -45,6 +47,19 @@ def agent_words(at: Client) -> list[str]:
     facts = at.status()["status"]
     slots = ["--devices", str(facts["devices"])] if f"x{CPU}:" in facts["cluster"] else []
     return ["--controller", str(at.path.parent / "agents.sock"), *slots]
+
+
+def running_words(lock: Path) -> list[str]:
+    """Words of the command line of the process that holds a lock; none if it has just ended."""
+    try:
+        return Path(f"/proc/{holder_of(lock)}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def slots_of(words: Sequence[str]) -> str:
+    """The number of CPU slots that the words of an agent name; empty where it gives out GPUs."""
+    return words[words.index("--devices") + 1] if "--devices" in words else ""
 
 
 def start_agent(at: Client) -> None:
@@ -76,7 +91,7 @@ def wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], what: s
             error.exit_code = code if code in (2, 3, 4) else 1
             raise error
         if time.monotonic() > end:
-            raise BrimError(f"{what} (process {process.pid}) does not answer after {START_S:g} s; see {log}")
+            raise BrimError(f"{what} does not answer after {START_S:g} s; see {log}")
         time.sleep(LOOK_S)
 
 

@@ -176,8 +176,12 @@ def agent_runs() -> bool:
 
 
 def ensure_agent(at: Client) -> None:
-    """Start this user's agent for a controller, if none runs."""
-    if not agent_runs():
-        from brim.cli.agents import start_agent
+    """Start this user's agent for a controller, if none runs, or the one that does has another number of slots."""
+    from brim.cli.agents import END_S, agent_words, end_process, running_words, slots_of, start_agent
 
-        start_agent(at)
+    lock = agent_folder() / "lock"
+    if agent_runs():
+        if slots_of(running_words(lock)) == slots_of(agent_words(at)):
+            return
+        end_process(lock, "the agent", END_S, is_locked)  # its jobs, if it has any, go on under the next one
+    start_agent(at)

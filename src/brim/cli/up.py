@@ -33,8 +33,6 @@ DEVICES_MAX: Final = 10_000
 """Most CPU slots; ours: far more than a machine has cores."""
 NUMBER_MAX: Final = 1_000_000
 """Largest limit on GPUs or jobs of a user; ours."""
-END_S: Final = 10.0
-"""Longest wait until a process has ended; ours."""
 STOP_MARGIN_S: Final = 10.0
 """Longest wait for the end of jobs beyond the time that they have; ours."""
 
@@ -115,15 +113,13 @@ def start_cluster(at: Client, words: Sequence[str]) -> Path:
         BrimError: one of them ended, or does not answer.
     """
     from brim.agent.starting import start_process
-    from brim.cli.agents import start_agent, wait_for
+    from brim.cli.agents import wait_for
 
     folder = state_folder() / "controller"
     started = start_process("brim.api.serve", words, folder)
     wait_for(at.is_recovered, started, "the controller", folder / "log")
-    if not agent_runs():
-        start_agent(at)
-    else:
-        wait_for(lambda: bool(at.status()["status"]["agents"]), started, "the agent", agent_folder() / "log")
+    ensure_agent(at)
+    wait_for(lambda: bool(at.status()["status"]["agents"]), started, "the agent", agent_folder() / "log")
     return folder
 
 
@@ -272,11 +268,14 @@ def down(
     ] = False,
 ) -> None:
     """End the controller. Jobs go on under their users' agents, and the next `brim up` takes them over."""
-    from brim.cli.agents import end_process, holder_of
+    from brim.cli.agents import END_S, end_process, holder_of
 
-    lock = state_folder() / "controller" / "lock"
+    lock, agent_lock = state_folder() / "controller" / "lock", agent_folder() / "lock"
     if not is_locked(lock):
-        raise NotFoundError(f"no controller of {user()} runs")
+        none = f"no controller of {user()} runs"
+        if is_locked(agent_lock):
+            none += f"; the agent does (process {holder_of(agent_lock)}): `brim up`, then `brim down --stop`, ends both"
+        raise NotFoundError(none)
     from brim.api.client import Client
 
     at = Client(runtime_folder() / "api.sock")
@@ -286,7 +285,6 @@ def down(
         going_on = [job for job in at.jobs().jobs if job.devices]
     pid = end_process(lock, "the controller", END_S, is_locked)
     print(f"the controller (process {pid}) has ended")
-    agent_lock = agent_folder() / "lock"
     if stop and is_locked(agent_lock):
         print(f"the agent (process {end_process(agent_lock, 'the agent', END_S, is_locked)}) has ended")
     elif is_locked(agent_lock):
@@ -361,7 +359,7 @@ def join(
 ) -> None:
     """Use the controller of another user from now on; your own name leads back. Without a name, say which it is."""
     from brim.api.client import Client
-    from brim.cli.agents import agent_words, end_process, start_agent
+    from brim.cli.agents import END_S, agent_words, end_process, start_agent
 
     if who is None:
         print(controller_folder())
