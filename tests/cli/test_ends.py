@@ -99,6 +99,36 @@ def test_the_next_service_may_have_another_number_of_slots(box):
     assert "the agent" not in box("down", code=3).stderr
 
 
+ERRS = """
+from dataclasses import dataclass, replace
+from brim.policies.presets import find_policy
+
+@dataclass(frozen=True)
+class Errs:
+    def __call__(self, snapshot, beliefs):
+        if len(snapshot.jobs):
+            raise ValueError("it errs\\x1b[31m")
+        return snapshot.jobs.id
+
+policy = replace(find_policy("fifo"), name="errs", order=Errs())
+"""
+
+
+def test_a_policy_whose_error_ends_the_service_is_named_until_another_one_takes_over(box):
+    (box.work / "errs.py").write_text(ERRS, encoding="utf-8")
+    box("up", "--devices", "1", "--policy", "errs.py", timeout_s=240)
+    job = box("submit", "-n", "kept", "--", "true").stdout.strip()
+    until(lambda: box("ps", code=None).returncode)
+    named = "there is none (the last one ended: policy 'errs', order: ValueError: it errs?[31m"
+    assert named in box("ps", code=1).stderr
+    box("up", "--devices", "1", "--policy", "fifo", timeout_s=240)
+    until(lambda: "finished" in box("history").stdout)
+    box("down", "--stop")
+    said = box("ps", code=1).stderr
+    assert "there is none: start one" in said
+    assert job == "1"
+
+
 def test_a_runtime_folder_that_is_a_link_is_refused(box, folder):
     (folder / "elsewhere").mkdir(0o700)
     box.run_folder.symlink_to(folder / "elsewhere")
@@ -125,6 +155,9 @@ def test_a_service_on_a_full_disk_says_so_ends_and_goes_on_with_what_it_had(smal
     assert f"the volume {small} (tmpfs) has 0" in done.stderr
     assert f"trouble: cannot write {small}/controller/brim.db" in box("status").stdout
     assert "has ended" in box("down").stdout
+    fill_up(small / "more")
+    assert f"the volume of {small}/controller is full" in box("up", "--devices", "1", code=1).stderr
+    (small / "more").unlink()
     fill.unlink()
     box("up", "--devices", "1", timeout_s=240)
     assert [each["id"] for each in json.loads(box("ps", "--json").stdout)["jobs"]] == [int(job)]

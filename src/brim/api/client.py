@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
-from brim.api.wire import SCHEMA, TROUBLE_HEADER, read_job
+from brim.agent.folders import runtime_folder, state_folder
+from brim.api.wire import ENDED_BY, SCHEMA, TROUBLE_HEADER, read_job
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 from brim.live.records import JobRecord
 from brim.live.requests import ID_MAX, JobRequest
@@ -263,11 +264,24 @@ class Client:
         finally:
             connection.close()  # the file keeps it open
 
+    def _error_that_ended_it(self) -> str:
+        """Say which error ended this user's last controller; empty if none did, or it is another user's."""
+        if self.path.parent != runtime_folder():
+            return ""
+        try:
+            lines = (state_folder() / "controller" / "log").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        last = lines[-1] if lines else ""
+        words = "".join(sign if sign.isprintable() else "?" for sign in last.removeprefix(ENDED_BY))
+        return f" (the last one ended: {words})" if last.startswith(ENDED_BY) else ""
+
     def _absent(self, error: OSError) -> NoControllerError:
         if isinstance(error, PermissionError):
             said = "this user may not use it; its owner can allow it: brim up --allow USER"
         elif isinstance(error, FileNotFoundError):
-            said = "there is none: start one with `brim up`, or use a colleague's with `brim join USER`"
+            ended = self._error_that_ended_it()
+            said = f"there is none{ended}: start one with `brim up`, or use a colleague's with `brim join USER`"
         else:
             said = f"{error.strerror or error}: see `brim doctor`"
         return NoControllerError(f"no controller answers at {self.path}: {said}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -25,11 +26,13 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 from fastapi import FastAPI
 
+from brim import __version__
 from brim.agent.folders import runtime_folder, state_folder
 from brim.api.app import create_app
 from brim.api.auth import Admission, PeerProtocol
 from brim.api.own_agent import keep_own_agent
 from brim.api.tokens import recogniser
+from brim.api.wire import ENDED_BY
 from brim.core.gpu_names import CPU
 from brim.errors import BrimError, RefusedError
 from brim.foresight.first_forecasts import FirstForecasts
@@ -183,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--predictability", default="", metavar="FILE", help="a file of brim predictability fit")
     options = parser.parse_args(arguments)
     allowed = frozenset(int(uid) for uid in options.allow.split(",") if uid)
+    with contextlib.suppress(OSError):  # of a full disk, on which it can serve
+        sys.stderr.write(f"brim controller begins: process {os.getpid()}, version {__version__}\n")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises again what has ended it, before the service has stopped
     try:
@@ -207,10 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ],
         ))
     except BrimError as error:
-        sys.stderr.write(f"brim controller: {error}\n")
+        sys.stderr.write(f"{ENDED_BY}{error}\n")
         return error.exit_code
     except OSError as error:
-        sys.stderr.write(f"brim controller: {error.filename or 'cannot start'}: {error.strerror or error}\n")
+        sys.stderr.write(f"{ENDED_BY}{error.filename or 'cannot start'}: {error.strerror or error}\n")
         return 1
     return 0
 

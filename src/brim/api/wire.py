@@ -17,6 +17,8 @@ SCHEMA: Final = 1
 """Version of every answer; it grows when a field changes its meaning."""
 TROUBLE_HEADER: Final = "brim-trouble"
 """Header of an answer of a controller that can write nothing at present: why, as a sentence."""
+ENDED_BY: Final = "brim controller: "
+"""Begins the last line of the log of a controller that an error ended; the error follows."""
 HIDDEN_NAME: Final = "-"
 """Stands for the name of another user's job."""
 _HIDDEN_CAPTURE: Final = "0" * 32

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,8 @@ def wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], what: s
 
 
 def _last_line(log: Path) -> str:
+    if not shutil.disk_usage(log.parent).free:
+        return f"the volume of {log.parent} is full"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.partition(": ")[2] or line for line in reversed(lines) if line.strip()), "it wrote nothing")
 
