@@ -47,6 +47,8 @@ def test_numbers_of_any_kind_can_be_reported(loss, told):
 
 @pytest.mark.parametrize(("loss", "found"), [
     (torch.ones(3), r"a tensor of shape \(3,\)"), ("low", "'low'"), ([1.0], r"\[1.0\]"), ({}, r"\{\}"),
+    (1 + 2j, r"\(1\+2j\)"), (torch.tensor(1 + 2j), r"tensor\(1.\+2.j\)"),
+    pytest.param(10**400, "a number that no float can hold", id="huge"),
 ])
 def test_what_is_no_loss_is_refused_in_a_line(loss, found):
     run = bt.start(seed=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -70,17 +71,20 @@ def told_loss(loss: Any) -> float | Tensor | None:
     """Return a loss that a script reports; a tensor stays one, and is read when it is sent.
 
     Raises:
-        UserError: it is neither a number, nor a tensor with one element, nor None.
+        UserError: it is neither a real number, nor a tensor with one, nor None.
     """
     if loss is None:
         return None
-    if isinstance(loss, Tensor) and loss.numel() == 1:
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss.detach()
     try:
         return float(loss)
+    except OverflowError:
+        shown = "a number that no float can hold"
     except (TypeError, ValueError, RuntimeError):  # the last is PyTorch's
-        shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"[:60]
-        raise UserError(f"run.report(loss=...): found {shown}, expected a number or a tensor with one") from None
+        has_several = isinstance(loss, Tensor) and loss.numel() != 1
+        shown = f"a tensor of shape {tuple(loss.shape)}" if has_several else reprlib.repr(loss)
+    raise UserError(f"run.report(loss=...): found {shown}, expected a number or a tensor with one")
 
 
 def plain_name(name: str) -> str:
