@@ -474,3 +474,22 @@ def test_synchronised_batch_norm_is_refused_by_name():
     model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
     with pytest.raises(UserError, match=r"got a SyncBatchNorm \(1\).*use BatchNorm"):
         bt.start().prepare(model)
+
+
+@pytest.mark.parametrize("kind", [torch.utils.data.DataLoader, list])
+def test_what_is_no_loader_of_brim_is_refused_by_name(kind):
+    run = bt.start()
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match=rf"^run.steps got a {kind.__name__}, expected .* run.loader\(dataset, glob"):
+        next(run.steps(kind(Rows("rows"))))
+    run.close()
+
+
+def test_a_loop_over_the_loader_itself_is_refused():
+    run = bt.start()
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    with pytest.raises(UserError, match=r"expected one over run.steps\(loader\)"):
+        iter(loader)
+    loader.close()
+    run.close()

@@ -251,10 +251,15 @@ class Coordinator:
         """Train on this loader.
 
         Raises:
-            UserError: the run trains on another one.
+            UserError: the run trains on another one, or it is no loader of brim.
         """
         if self._job.loader is loader:
             return
+        if not isinstance(loader, Batches):
+            raise UserError(
+                f"run.steps got a {type(loader).__name__}, expected the loader that run.loader(dataset, global_batch) "
+                "makes: it shares the samples of a step out over the ranks, whose number may change"
+            )
         if self._job.loader is not None:
             raise UserError("run.steps got a second loader: use the first one made; others are for evaluation")
         self._job.use_loader(loader)

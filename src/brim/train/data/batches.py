@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Batches(Protocol):
     """A loader of batches for (epoch, step, logical worker), with a cursor that moves when a step is committed.
 

@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as page_locked
 
-from brim.errors import ConfigError
+from brim.errors import ConfigError, UserError
 from brim.gang.messages import LOADER_WORKERS_VARIABLE
 from brim.train.data.autotune import WorkerTuner
 from brim.train.data.fetch import Collate, Recipe, Samples, Streams, count, undisturbed
@@ -131,6 +131,14 @@ class Loader:
         self.wait_s = 0.0
         self._workers_max = granted_workers()
         self.set_workers(workers)
+
+    def __iter__(self) -> NoReturn:
+        """Refuse to be iterated over: the run iterates.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError("a loop over the loader itself, expected one over run.steps(loader)")
 
     @property
     def global_batch(self) -> int:
