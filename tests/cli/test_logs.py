@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from brim.agent.folders import STATE_VARIABLE, agent_folder, log_folder
+from brim.cli import logs
 from brim.cli.job_table import clock, printable
 from brim.cli.logs import without_control
+from brim.errors import ConfigError
+from brim.live.records import JobRecord
+from tests.live.virtual import request
 
 
 @pytest.mark.parametrize(("text", "shown"), [
@@ -41,3 +48,30 @@ def test_texts_in_tables_are_harmless(text, shown):
 def test_durations_are_shown_as_slurm_does():
     shown = [clock(seconds) for seconds in (0, 59, 60, 3_599, 3_600, 86_399, 86_400, -5)]
     assert shown == ["0:00", "0:59", "1:00", "59:59", "1:00:00", "23:59:59", "1-00:00:00", "0:00"]
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A job that wrote three lines."""
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    folder = log_folder(agent_folder(), 1, 1)
+    folder.mkdir(parents=True)
+    (folder / "rank-0.log").write_text("a\nb\nc\n")
+    job = JobRecord(id=1, uid=os.getuid(), user="u", key="k", request=request(), submitted_s=1.0, submit_ms=0,
+                    state="finished", attempt=1)
+    monkeypatch.setattr(logs, "client", lambda: None)
+    monkeypatch.setattr(logs, "find_job", lambda at, word: job)
+
+
+@pytest.mark.parametrize(("tail", "shown"), [
+    ("0", ""), ("2", "b\nc\n"), ("9223372036854775808", "a\nb\nc\n"), ("9" * 5_000, "a\nb\nc\n"),
+])  # fmt: skip
+def test_as_many_lines_are_shown_as_are_asked_for(written, capsys, tail, shown):
+    logs.logs("1", tail=tail)
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize("tail", ["", "-1", "x", "\u0663"])
+def test_what_is_no_number_of_lines_is_refused(written, tail):
+    with pytest.raises(ConfigError, match=r"^--tail: found "):
+        logs.logs("1", tail=tail)

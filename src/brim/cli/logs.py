@@ -82,26 +82,31 @@ def logs(
     tail: Annotated[str | None, typer.Option("--tail", metavar="N", help="Only the last N lines.")] = None,
 ) -> None:
     """Show what a job wrote, through all its attempts."""
-    for option, value in (("--rank", rank), ("--tail", tail or "0")):
-        if not value.isascii() or not value.isdigit():
-            raise ConfigError(f"{option}: found {value!r}, expected a whole number of at least 0")
+    of_rank, lines = _number("--rank", rank), None if tail is None else _number("--tail", tail)
     at = client()
     found = find_job(at, job)
     if found.uid != os.getuid():
         raise NotFoundError(f"job {found.id} is of user {found.user}, who alone can read what it wrote")
     places: dict[int, int] = {}
-    if tail is not None:
-        places = _tail(found.id, found.attempt, int(rank), int(tail))
+    if lines is not None:
+        places = _tail(found.id, found.attempt, of_rank, lines)
     elif not follow_on:
         output = Output()
-        parts = [_copy(_path(found.id, attempt, int(rank)), 0, output) for attempt in range(1, found.attempt + 1)]
-        if not any(parts) and not any(_path(found.id, n, int(rank)).exists() for n in range(1, found.attempt + 1)):
+        parts = [_copy(_path(found.id, attempt, of_rank), 0, output) for attempt in range(1, found.attempt + 1)]
+        if not any(parts) and not any(_path(found.id, n, of_rank).exists() for n in range(1, found.attempt + 1)):
             said = "has not started" if not found.attempt else f"has written nothing as rank {rank}"
             if is_removed(found):
                 said = f"ended long ago, and its log was removed: logs are kept for {KEPT_DAYS} days"
             raise NotFoundError(f"job {found.id} {said}" + (f": {found.reason}" if found.reason else ""))
     if follow_on:
-        follow(at, found.id, int(rank), places)
+        follow(at, found.id, of_rank, places)
+
+
+def _number(option: str, text: str) -> int:
+    """Read a whole number; one of as many digits as ``sys.maxsize`` counts as that."""
+    if not text.isascii() or not text.isdigit():
+        raise ConfigError(f"{option}: found {text!r}, expected a whole number of at least 0")
+    return int(text) if len(text) < len(str(sys.maxsize)) else sys.maxsize  # int refuses thousands of digits
 
 
 def follow(at: Client, job: int, rank: int, places: dict[int, int] | None = None) -> None:
