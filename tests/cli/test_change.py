@@ -8,7 +8,8 @@ import os
 import pytest
 
 from brim.api.auth import Admission
-from brim.cli import change
+from brim.api.client import PAGE_MAX
+from brim.cli import change, eta
 from brim.cli.controller import find_ids
 from brim.errors import ConfigError, NotFoundError, RefusedError
 from brim.live.requests import JOBS_MAX
@@ -64,6 +65,13 @@ def test_a_word_that_names_no_job_is_refused(served, word, kind, said):
 def test_too_many_jobs_of_several_words_are_refused(served):
     with pytest.raises(ConfigError, match=f"found {JOBS_MAX + 1} jobs, expected at most {JOBS_MAX}"):
         find_ids(served, [f"1-{JOBS_MAX}", str(JOBS_MAX + 1)])
+
+
+def test_more_jobs_than_a_forecast_answers_are_refused_by_the_command_itself(asked, monkeypatch):
+    monkeypatch.setattr(eta, "client", lambda: asked)
+    with pytest.raises(ConfigError, match=f"^found 1001 jobs, expected at most {PAGE_MAX}: name some of them$"):
+        eta.eta(["1-1001"])
+    assert not asked.asked
 
 
 def test_many_jobs_are_changed_by_one_request_and_each_is_answered(asked, capsys):

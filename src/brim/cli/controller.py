@@ -85,7 +85,7 @@ def find_job(at: Client, word: str) -> JobRecord:
     return found[-1]
 
 
-def find_ids(at: Client, words: Sequence[str]) -> list[int]:
+def find_ids(at: Client, words: Sequence[str], *, most: int = JOBS_MAX) -> list[int]:
     """Return the ids that words name, each once: ``7``, ``7-16``, ``7_0-3`` of array 7, or see ``find_job``.
 
     A name or ``@`` stands for all jobs of an array, if the job that it names is one of them.
@@ -94,13 +94,13 @@ def find_ids(at: Client, words: Sequence[str]) -> list[int]:
 
     Raises:
         NotFoundError: there is no job of a name, or of an index of an array.
-        ConfigError: a word names no job, or too many.
+        ConfigError: a word names no job, or too many, or the words name more than ``most``.
     """
     found: dict[int, None] = {}
     for word in words:
         found |= dict.fromkeys(_ids(at, word))
-    if len(found) > JOBS_MAX:
-        raise ConfigError(f"found {len(found)} jobs, expected at most {JOBS_MAX} at once")
+    if len(found) > most:
+        raise ConfigError(f"found {len(found)} jobs, expected at most {most}: name some of them")
     return list(found)
 
 

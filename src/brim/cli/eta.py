@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from brim.api.client import PAGE_MAX
 from brim.cli.controller import client, find_ids
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
@@ -30,7 +31,7 @@ def eta(
     """
     wanted = output_of(output, as_json)
     at = client()
-    answer = at.eta(find_ids(at, jobs or []))
+    answer = at.eta(find_ids(at, jobs or [], most=PAGE_MAX))
     if wanted == "json":
         print(json.dumps(answer))
         return
