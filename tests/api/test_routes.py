@@ -197,6 +197,23 @@ def test_jobs_to_change_are_named_by_numbers(app, service, body):
     assert service.job(1).state == "pending"
 
 
+@pytest.mark.parametrize(("method", "path", "body", "said"), [
+    ("POST", "/v1/tokens", {"label": ""}, "label: found '', expected to match pattern '^[A-Za-z0-9._-]{1,64}$'"),
+    ("POST", "/v1/tokens", {"label": "x", "days": 91}, "days: found 91, expected less than or equal to 90"),
+    ("POST", "/v1/jobs/cancel", {"jobs": []}, "jobs: found [], expected to have at least 1 item, not 0"),
+    ("GET", f"/v1/jobs?user={'x' * 65}", b"",
+     "user: found 'xxxxxxxxxxxx...xxxxxxxxxxxxx', expected to have at most 64 characters"),
+    ("GET", "/v1/eta?" + "&".join(["job=1"] * 1_001), b"",
+     "job: found ['1', '1', '1', '1', '1', '1', ...], expected to have at most 1000 items, not 1001"),
+    ("GET", "/v1/jobs/1/explain?changes=%1b", b"",
+     "changes: found '\\x1b', expected a valid boolean, unable to interpret input"),
+])  # fmt: skip
+def test_what_was_found_and_what_was_expected_is_said(app, method, path, body, said):
+    submit(app)
+    answer = ask(app, method, path, body, uid=ANN)
+    assert (answer.status, answer.plain["detail"]) == (422, said)
+
+
 def test_an_older_client_that_changes_one_job_is_told_of_the_other_version(app):
     """It posted to the job itself, and takes this answer for that of another version."""
     submit(app)

@@ -61,7 +61,9 @@ async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
-    said = first["msg"].removeprefix("Input should be ")
-    if said != first["msg"]:
-        said = f"found {reprlib.repr(first['input'])}, expected {said}"
+    said = first["msg"]
+    _, should, expected = said.partition(" should ")
+    if should:  # as in "Input should be a valid integer" and "String should have at most 64 characters"
+        expected = expected.removeprefix("be ") if expected.startswith("be ") else f"to {expected}"
+        said = f"found {reprlib.repr(first['input'])}, expected {expected.replace(' after validation', '')}"
     return JSONResponse({"detail": f"{where}: {said}"}, 422)
