@@ -15,7 +15,7 @@ depends_on: [prep]
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +65,9 @@ def read_jobfile(path: Path) -> JobFile:
         known = _FIELDS.get(field) if isinstance(field, str) else None
         if known is None:
             raise ConfigError(f"{path}: found the field {field!r}, expected one of {', '.join(_FIELDS)}")
+        for text in _texts(value):
+            if "\0" in text:  # no word of a command, variable or path can have one
+                raise ConfigError(f"{path}: {field}: found {text!r}, expected no NUL in it")
         if isinstance(known, str):
             if known:
                 options[known] = _value(path, field, value)
@@ -121,6 +124,15 @@ def _plain(data: bytes, path: Path) -> Any:
         raise ConfigError(f"{where}: {getattr(error, 'problem', None) or 'found no YAML'}") from None
     except (ValueError, RecursionError):
         raise ConfigError(f"{path}: found a value that cannot be read, expected YAML") from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value."""
+    if isinstance(value, dict | list):
+        for item in (*value, *(value.values() if isinstance(value, dict) else ())):
+            yield from _texts(item)
+    else:
+        yield str(value)
 
 
 def _value(path: Path, field: str, value: Any) -> Any:
