@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import polars as pl
 import pytest
 
+from brim.cli import submit
 from brim.errors import BrimError
 from brim.replacing import replacing
 from tests import forked
@@ -134,6 +136,16 @@ def test_a_full_standard_output_is_one_line(made, words):
     assert done.returncode == 1
     assert "No space left on device" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("ids", "named"), [([3], "3"), ([3, 4, 5], "3-5")])
+@pytest.mark.parametrize("wanted", ["table", "json"])
+def test_ids_that_cannot_be_written_are_told_by_the_error(monkeypatch, ids, named, wanted):
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:  # closing it fails, too
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(BrimError, match=f"^submitted as {named}, which cannot be written .*: No space left on dev"):
+            submit._print(ids, (), wanted)
+    monkeypatch.undo()
 
 
 def test_a_reader_that_has_enough_is_no_failure(trace):

@@ -309,10 +309,19 @@ def _reason(ids: JobIds) -> str:
 
 
 def _print(ids: Sequence[int], ignored: Sequence[str], wanted: str) -> None:
-    if wanted == "json":
-        print(json.dumps({"schema": SCHEMA, "ids": list(ids), "ignored": list(ignored)}))
-    else:
-        print(ids[0] if len(ids) == 1 else f"{ids[0]}-{ids[-1]}")
+    """Print the ids of jobs that were accepted.
+
+    Raises:
+        BrimError: they cannot be printed; it names them, so that nobody submits the jobs again.
+    """
+    named = str(ids[0]) if len(ids) == 1 else f"{ids[0]}-{ids[-1]}"
+    told = json.dumps({"schema": SCHEMA, "ids": list(ids), "ignored": list(ignored)}) if wanted == "json" else named
+    try:
+        print(told, flush=True)
+    except BrokenPipeError:  # its reader has ended, and wants no more
+        raise
+    except OSError as error:
+        raise BrimError(f"submitted as {named}, which cannot be written to standard output: {error.strerror}") from None
 
 
 def _show(at: Client, command: Sequence[str], requests: Sequence[JobRequest], wanted: str) -> None:
