@@ -91,6 +91,16 @@ def test_many_jobs_are_changed_by_one_request_and_each_is_answered(asked, capsys
     assert capsys.readouterr() == ("", "")
 
 
+def test_several_jobs_that_cannot_be_changed_are_one_line_with_their_number():
+    ended = [RefusedError(f"job {job} has ended as finished: there is nothing to hold") for job in range(1, 400)]
+    absent = [NotFoundError(f"there is no job {job} of yours") for job in (900, 901)]
+    assert [str(error) for error in change._refusals("hold", ["big", "900-901"], [*ended, *absent])] == [
+        "399 jobs of big, 900-901 have ended: there is nothing to hold",
+        "2 jobs of big, 900-901 do not exist, or are not yours",
+    ]
+    assert list(change._refusals("hold", ["1", "900"], [ended[0], absent[0]])) == [ended[0], absent[0]]
+
+
 def test_a_range_of_jobs_is_read_alone(asked, monkeypatch):
     monkeypatch.setattr("brim.api.client.PAGE_MAX", 2)
     assert [job.id for job in asked.jobs("all", first=2, last=4).jobs] == [2, 3, 4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -14,6 +15,7 @@ from brim.cli.controller import client, ensure_agent, find_ids, find_job
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
+from brim.errors import BrimError, NotFoundError, RefusedError
 
 app = typer.Typer()
 
@@ -37,10 +39,23 @@ def _change(verb: Literal["cancel", "hold", "release", "requeue"], words: list[s
         for job in changed.jobs:
             print(f"job {job.id}: {job.state}" + (f" ({printable(job.reason)})" if job.reason else ""))
     if changed.refused:
-        *others, last = changed.refused.values()
+        *others, last = _refusals(verb, words, changed.refused.values())
         for error in others:
             print(f"brim: error: {error}", file=sys.stderr)
         raise last
+
+
+def _refusals(verb: str, words: Sequence[str], errors: Iterable[BrimError]) -> Iterator[BrimError]:
+    """The refusals of single jobs; of several jobs that do not exist, or have ended, one with their number."""
+    several = {NotFoundError: "do not exist, or are not yours", RefusedError: f"have ended: there is nothing to {verb}"}
+    by_kind: dict[type[BrimError], list[BrimError]] = {}
+    for error in errors:
+        by_kind.setdefault(type(error), []).append(error)
+    for kind, alike in by_kind.items():
+        if len(alike) > 1 and kind in several:
+            yield kind(f"{len(alike)} jobs of {', '.join(words)} {several[kind]}")
+        else:
+            yield from alike
 
 
 @app.command(cls=UnconvertedCommand)
