@@ -127,6 +127,28 @@ def test_a_dependency_is_tried_by_letting_it_finish():
     assert (why(desk, 3).remedies, why(desk, 3).tried) == ((), 0), "it waits for one that waits"
 
 
+def test_of_a_long_chain_the_job_that_holds_it_up_is_named():
+    desk = busy()
+    desk.submit(hold=True)
+    for job in range(2, 151):
+        desk.submit(after=(job,))
+    reason = "it is held until it is released"
+    assert why(desk, 3).blockers[0].text == f"it waits for job 2 to finish, which is held: {reason}"
+    [blocker] = [blocker for blocker in why(desk, 151).blockers if blocker.jobs == (150, 2)]
+    assert blocker.text == f"it waits for job 150 to finish, which is held up by job 2: {reason}"
+    desk.command(Cancel, 2)
+    [blocker] = [blocker for blocker in why(desk, 151).blockers if blocker.jobs == (150, 3)]
+    said = "it waits for job 2 to finish, which has ended: cancelled"
+    assert blocker.text == f"it waits for job 150 to finish, which is held up by job 3: {said}"
+
+
+def test_a_chain_of_which_a_job_runs_is_held_up_by_none():
+    desk = busy()
+    desk.submit(after=(1,))
+    desk.submit(after=(2,))
+    assert why(desk, 3).blockers[0].text == "it waits for job 2 to finish, which is held"
+
+
 @pytest.mark.parametrize(("condition", "words"), [("after_any", "end"), ("after_not_ok", "fail")])
 def test_a_dependency_ends_as_it_has_to(condition, words):
     desk = busy(gpus=4)

@@ -162,6 +162,17 @@ def test_holds_say_that_somebody_has_to_act_and_dependencies_are_followed():
     assert ahead(desk, history, 3)[0].missing == "it is held: user"
 
 
+def test_of_a_long_chain_the_job_that_holds_it_up_is_named_and_none_between():
+    desk = queue()
+    desk.submit(name="d", hold=True)
+    for job in range(4, 50):
+        desk.submit(name="e", after=(job,))
+    assert ahead(desk, [], 50)[0].missing == "it waits for job 49, which is held up by job 4: it is held: user"
+    desk.command(Cancel, 4)
+    said = "it waits for job 49, which is held up by job 5: it is held: after 4 cancelled"
+    assert ahead(desk, [], 50)[0].missing == said
+
+
 def test_a_job_that_begins_later_starts_no_sooner():
     desk = Desk(devices=1)
     desk.submit(name="a", begin_s=1_000_000 + 600)

@@ -74,13 +74,41 @@ def _of_hold(situation: Situation, job: JobRecord, hold: str) -> Blocker:
         return Blocker(kind="hold", text=text)
     for other in job.request.before:
         if hold == holds.after(other):
-            found = situation.jobs.get(other)
-            state = f", which is {found.state}" if found else ""
-            return Blocker(kind="hold", text=f"{_awaits(job, other)}{state}", jobs=(other,))
+            return _of_awaited(situation, job, other)
         if hold.startswith(f"{holds.after(other)} "):
             how = hold.removeprefix(f"{holds.after(other)} ")
             return Blocker(kind="hold", text=f"{_awaits(job, other)}, which has ended: {how}", jobs=(other,))
     return Blocker(kind="hold", text=hold.partition(": ")[2] or hold)
+
+
+def _of_awaited(situation: Situation, job: JobRecord, other: int) -> Blocker:
+    """A job that is awaited and has not ended, with what holds it up: itself or a job that it awaits in turn."""
+    found = situation.jobs.get(other)
+    stuck = _stuck(situation, found) if found else None
+    if found is None or stuck is None:
+        state = f", which is {found.state}" if found else ""
+        return Blocker(kind="hold", text=f"{_awaits(job, other)}{state}", jobs=(other,))
+    root, hold = stuck
+    by, jobs = ("", (other,)) if root is found else (f" up by job {root.id}", (other, root.id))
+    reason = _of_hold(situation, root, hold).text
+    return Blocker(kind="hold", text=f"{_awaits(job, other)}, which is held{by}: {reason}", jobs=jobs)
+
+
+def _stuck(situation: Situation, job: JobRecord) -> tuple[JobRecord, str] | None:
+    """The first job on the way from a job through those that are awaited which is held otherwise, and that hold."""
+    rest, seen = [job], {job.id}
+    while rest:
+        at = rest.pop()
+        if at.id in situation.attempts:
+            continue
+        awaited = {holds.after(other): other for other in at.request.before}
+        for hold in at.holds:
+            if hold not in (*awaited, holds.ARRAY_LIMIT, holds.QUOTA):
+                return at, hold
+        others = {awaited[hold] for hold in at.holds if hold in awaited} - seen
+        rest += [situation.jobs[other] for other in sorted(others) if other in situation.jobs]
+        seen |= others
+    return None
 
 
 def _awaits(job: JobRecord, other: int) -> str:

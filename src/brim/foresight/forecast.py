@@ -174,7 +174,7 @@ def _leaving(situation: Situation) -> dict[int, str]:
 
 def _stuck(situation: Situation, leaving: Mapping[int, str]) -> dict[int, str]:
     """Jobs that nobody knows when to expect, because somebody has to do something first, and why."""
-    stuck = dict(leaving)
+    stuck, roots = dict(leaving), {job: job for job in leaving}
     for job in sorted(situation.jobs):  # a job waits for earlier ones only
         record = situation.jobs[job]
         if job in situation.attempts:
@@ -184,10 +184,13 @@ def _stuck(situation: Situation, leaving: Mapping[int, str]) -> dict[int, str]:
             stuck[job] = reason
         elif situation.user_gpus != NONE and gpus > situation.user_gpus:
             stuck[job] = f"it needs {counted(gpus, 'GPU')}, and jobs of {record.user} may have {situation.user_gpus}"
+        roots[job] = job
         for other in record.request.before:
             ends = other in leaving and situation.attempts[other].stop_reason in (CANCELLED, TIME_LIMIT)
             if other in stuck and job not in stuck and not (ends and other not in record.request.after):
-                stuck[job] = f"it waits for job {other}: {stuck[other]}"
+                root = roots[job] = roots[other]
+                by = "" if root == other else f", which is held up by job {root}"
+                stuck[job] = f"it waits for job {other}{by}: {stuck[root]}"
     return stuck
 
 
