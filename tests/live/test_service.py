@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from brim.agent.protocol import REPORTS, VERSION, AgentHello
 from brim.core.cluster import parse_cluster
 from brim.errors import ConfigError, NotFoundError, RefusedError
+from brim.live import engine_thread
 from brim.live.controller import Controller
 from brim.live.records import JobRecord
 from brim.live.requests import UNIX_S_MAX
@@ -36,6 +39,29 @@ def test_a_job_that_may_begin_in_a_thousand_years_keeps_nobody_waiting(box: Box)
         assert service.job(late).state == "held"
 
     running(box, scenario)
+
+
+def test_a_policy_that_does_not_return_is_told_and_keeps_no_service_from_ending(box: Box, monkeypatch) -> None:
+    monkeypatch.setattr(engine_thread, "STALL_S", 0.5)
+    monkeypatch.setattr(engine_thread, "JOIN_S", 0.5)
+    goes_on = threading.Event()
+
+    class Hangs:
+        def __call__(self, snapshot, beliefs):
+            assert not len(snapshot.jobs) or goes_on.wait(PATIENCE_S)
+            return snapshot.jobs.id
+
+    async def scenario(service: ClusterService) -> None:
+        assert service.trouble == ""
+        [job] = await box.submit(service, box.request("true"))
+        await until(lambda: service.trouble, "the trouble")
+        assert re.fullmatch(r"the policy has not decided for \d+ s: nothing starts meanwhile", service.trouble)
+        assert service.job(job).state == "pending"
+
+    began_s = time.monotonic()
+    running(box, scenario, replace(find_policy("fifo"), name="hangs", order=Hangs()))
+    assert time.monotonic() - began_s < PATIENCE_S
+    goes_on.set()
 
 
 def test_a_job_is_preempted_for_a_shorter_one_and_comes_back_by_itself(box: Box) -> None:

@@ -8,6 +8,7 @@ in memory may not be what is on disk, and a restart reads what is.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 SNAPSHOT_CHARACTERS: Final = 8 << 20
 """Length of the journal after which a snapshot takes its place; ours: it is read in well under a second. A round with
 10,000 waiting jobs writes 150 kB."""
+
+STALL_S: Final = 30.0
+"""Time of a step after which users are told that it goes on; ours: rounds take well under a second."""
+JOIN_S: Final = 4.0
+"""Longest wait for the present step when the service stops; ours. A policy that does not return is left behind: what it
+would decide cannot be written any more."""
 
 T = TypeVar("T")
 
@@ -73,6 +80,7 @@ class EngineThread:
         self._inputs: list[Input] = []
         self._questions: list[tuple[Callable[[Controller, int], Any], Future[Any]]] = []
         self._stopping = self._has_ended = False
+        self._step_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self, found: Recovered) -> None:
@@ -116,6 +124,13 @@ class EngineThread:
         """Inputs that wait."""
         return len(self._inputs)
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing is decided at present, as a sentence for users; empty if something is."""
+        since_s = self._step_since_s
+        took_s = 0.0 if since_s is None else time.monotonic() - since_s
+        return "" if took_s < STALL_S else f"the policy has not decided for {took_s:.0f} s: nothing starts meanwhile"
+
     def stop(self) -> None:
         """End after the present step. Inputs that still wait are in the inbox, or are told again by their agents."""
         with self._changed:
@@ -123,8 +138,8 @@ class EngineThread:
             self._changed.notify()
 
     def join(self) -> None:
-        """Wait until it has ended; call ``stop`` first."""
-        self._thread.join()
+        """Wait until it has ended, ``JOIN_S`` at most; call ``stop`` first."""
+        self._thread.join(JOIN_S)
 
     def _run(self) -> None:
         try:
@@ -180,7 +195,9 @@ class EngineThread:
             return inputs
 
     def _step(self, inputs: list[Input]) -> int | None:
+        self._step_since_s = time.monotonic()
         step = self._controller.step(inputs, self._store.now_ms())
+        self._step_since_s = None
         changes = step.changes
         if changes.lines or changes.jobs or changes.attempts or changes.inbox_done:
             written = self._written

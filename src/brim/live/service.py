@@ -292,8 +292,8 @@ class ClusterService:
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be written at present, as a sentence for users; empty if it can."""
-        return self._store.trouble
+        """Why nothing can be written or decided at present, as a sentence for users; empty if it can."""
+        return self._store.trouble or self.engine.trouble
 
     def now_ms(self) -> int:
         """Return cluster time."""
