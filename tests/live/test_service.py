@@ -55,7 +55,7 @@ def test_a_policy_that_does_not_return_is_told_and_keeps_no_service_from_ending(
         assert service.trouble == ""
         [job] = await box.submit(service, box.request("true"))
         await until(lambda: service.trouble, "the trouble")
-        assert re.fullmatch(r"the policy has not decided for \d+ s: nothing starts meanwhile", service.trouble)
+        assert re.fullmatch(r"has waited \d+ s for its policy: nothing starts meanwhile", service.trouble)
         assert service.job(job).state == "pending"
 
     began_s = time.monotonic()

@@ -126,10 +126,10 @@ class EngineThread:
 
     @property
     def trouble(self) -> str:
-        """Why nothing is decided at present, as a sentence for users; empty if something is."""
+        """What the controller does instead of deciding, for users; empty if it decides."""
         since_s = self._step_since_s
         took_s = 0.0 if since_s is None else time.monotonic() - since_s
-        return "" if took_s < STALL_S else f"the policy has not decided for {took_s:.0f} s: nothing starts meanwhile"
+        return "" if took_s < STALL_S else f"has waited {took_s:.0f} s for its policy: nothing starts meanwhile"
 
     def stop(self) -> None:
         """End after the present step. Inputs that still wait are in the inbox, or are told again by their agents."""
