@@ -207,6 +207,11 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("--gpus=4", {"gpus": "4"}), ("-G h100:2", {"gpus": "h100:2"}), ("--gpus-per-node 2", {"gpus": "2"}),
     ("--gres=gpu:2", {"gpus": "2"}), ("--gres=gpu", {"gpus": "1"}), ("-N 2 --gpus-per-node=a100:2", {"gpus": "a100:4"}),
     ("-n 4 --gpus-per-task=1", {"gpus": "4"}), ("-N 2 --ntasks-per-node=2 --gpus-per-task=2", {"gpus": "8"}),
+    ("-n 2 --ntasks-per-node=1 --gres=gpu:2", {"gpus": "4"}),
+    ("-n 5 --ntasks-per-node=2 --gpus-per-node=a100:1", {"gpus": "a100:3"}),
+    ("-N 1 --ntasks-per-node=8 -c 8", {"cpus": "64"}), ("-N 2 -c 8", {"cpus": "16"}),
+    ("-N 2 -n 3 --ntasks-per-node=2 -c 8 --mem-per-cpu=1G", {"cpus": "24", "mem": "24576M"}),
+    ("-N 2-4 --ntasks-per-node=2 --mem-per-cpu=1G", {"mem": "4096M"}),
     ("--mem-per-gpu=8G --gpus=2", {"gpus": "2", "mem": "16384M"}),
     ("--mem-per-cpu=2G -c 4", {"mem": "8192M", "cpus": "4"}),
     ("--cpus-per-gpu=6 --gpus 2", {"gpus": "2", "cpus": "12"}),
@@ -242,9 +247,21 @@ def test_nodes_and_tasks_that_are_ignored_say_what_counts_as_often():
     )
 
 
+@pytest.mark.parametrize(("line", "said"), [
+    ("-N 2 --ntasks-per-node=8 -c 8", ["nodes=2: cpus-per-task 16", "ntasks-per-node=8: cpus-per-task 16"]),
+    ("-N 2 -n 16 --ntasks-per-node=8 --gres=gpu:8 --mem-per-gpu=1G", ["ntasks=16: gres 2, mem-per-gpu 2"]),
+    ("-n 4 --ntasks-per-node=2 --gpus-per-node=2", ["ntasks=4: gpus-per-node 2"]),
+    ("-n 2 --ntasks-per-node=1 --gres=gpu:h100:2", ["ntasks=2: gres 2"]),
+])  # fmt: skip
+def test_what_nodes_and_tasks_mean_together_is_said_with_the_number_that_counts(line, said):
+    ignored = read_headers(f"#SBATCH {line}\n", "f").ignored
+    counts = {each.partition(":")[0][2:]: re.findall(r"--([\w-]+) counts (\d+) times", each) for each in ignored}
+    assert [f"{name}: {', '.join(map(' '.join, found))}" for name, found in counts.items() if found] == said
+
+
 @pytest.mark.parametrize("line", [
     "--dependency=singleton", "-d after:3", "-d afterok:1?afterok:2", "-d afterany:", "--mem=x",
-    "--cpus-per-task=x", "--gpus-per-task=x", "job.sh",
+    "--cpus-per-task=x", "--gpus-per-task=x", "--ntasks=x", "--ntasks-per-node=x", "job.sh",
     "--nice=x", "'",
 ])  # fmt: skip
 def test_what_slurm_would_do_and_brim_cannot_is_an_error_with_its_line(line):

@@ -6,6 +6,7 @@ that is neither empty nor a comment.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,8 +141,9 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
             raise ConfigError(f"{where}: found {value!r}, expected {expected}") from None
         if found is None:
             why = _WHY.get(name, "it has no meaning here")
-            times = [f"--{other}" for other in theirs if _counts_in(name, other, theirs)]
-            why += f"; {' and '.join(times)} {'counts' if len(times) == 1 else 'count'} {value} times" if times else ""
+            times = [f"--{other} counts {_times_of(other, theirs):g} times"
+                     for other in theirs if _counts_in(name, other, theirs)]
+            why += f"; {' and '.join(times)}" if times else ""
             ignored.append(f"--{name}={value}: {why}" if value else f"--{name}: {why}")
         else:
             options.update(found)
@@ -151,21 +153,40 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
     return options, ignored
 
 
+_COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes")
+"""Options that say how often others count, in the order in which each is looked at beside those before it."""
 _SAME: Final = {
     "chdir": "chdir", "deadline": "deadline", "priority": "priority", "array": "array",
 }  # fmt: skip
 
 
 def _counts_in(name: str, other: str, theirs: Mapping[str, str]) -> bool:
-    """Whether what another option means is not the same without this one."""
-    without = {each: value for each, value in theirs.items() if each != name}
-    return other != name and _one(other, theirs[other], theirs) != _one(other, theirs[other], without)
+    """Whether what another option means is not the same without this one, nor those that are looked at later."""
+    if name not in _COUNTS or other in _COUNTS:
+        return False
+    before = _without(theirs, _COUNTS[_COUNTS.index(name) :])
+    return _one(other, theirs[other], before | {name: theirs[name]}) != _one(other, theirs[other], before)
+
+
+def _times_of(other: str, theirs: Mapping[str, str]) -> float:
+    """How often an option counts, as all nodes and tasks together say."""
+    of_all, of_one = (_one(other, theirs[other], each) or {} for each in (theirs, _without(theirs, _COUNTS)))
+    return _amount(of_all) / _amount(of_one)
+
+
+def _without(theirs: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, value in theirs.items() if name not in names}
+
+
+def _amount(found: Mapping[str, Any]) -> float:
+    """The number of ``{"gpus": "a100:4"}``, ``{"cpus": "8"}`` or ``{"mem": "2048M"}``."""
+    return float(next(iter(found.values())).rpartition(":")[2].removesuffix("M"))
 
 
 def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | None:
     """Options of brim that one of Slurm's means; None if there are none."""
     gpus = _count(_gpus(theirs))
-    tasks = int(theirs.get("ntasks") or 1)
+    tasks = _tasks(theirs)
     cores = float(theirs.get("cpus-per-task") or 1) * tasks
     makes: dict[str, Callable[[], dict[str, Any]]] = {
         "gres": lambda: {"gpus": _gpus(theirs)},
@@ -191,8 +212,8 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         return {_SAME[name]: value}
     if name == "nodes" and value == "1":
         return {}
-    if name in ("ntasks", "ntasks-per-node") and value == "1":
-        return {}
+    if name in ("ntasks", "ntasks-per-node"):
+        return {} if int(value) == 1 else None
     if name == "gres" and not _gpus_of_gres(value):
         return None
     if name == "export" and "=" not in value:
@@ -210,26 +231,41 @@ def _whole(text: str) -> dict[str, Any]:
     return {}
 
 
+def _nodes(theirs: Mapping[str, str]) -> int:
+    """Nodes that are asked for, of a range the least; without a number, as many as the tasks need."""
+    if "nodes" in theirs or "ntasks" not in theirs or "ntasks-per-node" not in theirs:
+        return _number(theirs, "nodes")
+    return math.ceil(_number(theirs, "ntasks") / _number(theirs, "ntasks-per-node"))
+
+
+def _tasks(theirs: Mapping[str, str]) -> int:
+    return _number(theirs, "ntasks") if "ntasks" in theirs else _nodes(theirs) * _number(theirs, "ntasks-per-node")
+
+
+def _number(theirs: Mapping[str, str], name: str) -> int:
+    """The number that an option says; 1 if there is none, which is refused elsewhere."""
+    text = theirs.get(name, "").partition("-")[0]
+    return max(1, int(text)) if text.isascii() and text.isdigit() else 1
+
+
 def _gpus(theirs: Mapping[str, str]) -> str:
     """GPUs as ``--gpus`` takes them, from whichever of Slurm's options names them."""
     if text := theirs.get("gpus"):
         return text
-    nodes, tasks = theirs.get("nodes") or "1", theirs.get("ntasks")
     text = theirs.get("gpus-per-node") or ""
     if not text and (gres := _gpus_of_gres(theirs.get("gres", ""))):
         text = gres.partition("(")[0].removeprefix("gpu").removeprefix(":") or "1"
     if text:
-        return _times(text, nodes)
+        return _times(text, _nodes(theirs))
     if text := theirs.get("gpus-per-task"):
-        return _times(text, tasks) if tasks else _times(_times(text, theirs.get("ntasks-per-node") or "1"), nodes)
+        return _times(text, _tasks(theirs))
     return "1"
 
 
-def _times(gpus: str, count: str) -> str:
-    """So many times these GPUs; the text as it is if it or the count is no number, which is refused elsewhere."""
+def _times(gpus: str, count: int) -> str:
+    """So many times these GPUs; the text as it is if it is no number, which is refused elsewhere."""
     kind, colon, number = gpus.rpartition(":")
-    known = number.isascii() and number.isdigit() and count.isascii() and count.isdigit()
-    return f"{kind}{colon}{int(number) * int(count)}" if known else gpus
+    return f"{kind}{colon}{int(number) * count}" if number.isascii() and number.isdigit() else gpus
 
 
 def _gpus_of_gres(value: str) -> str:
