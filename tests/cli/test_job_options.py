@@ -269,6 +269,20 @@ def test_what_slurm_would_do_and_brim_cannot_is_an_error_with_its_line(line):
         read_headers(f"#!/bin/sh\n#SBATCH {line}\n", "job.sh")
 
 
+@pytest.mark.parametrize(("line", "said"), [
+    ("--gpus-per-socket=2", "--gpus-per-socket: found '2', expected --gpus, --gpus-per-node"),
+    ("--gres=gpu:a100:1,gpu:v100:1", "--gres: found 'gpu:a100:1,gpu:v100:1', expected GPUs of one type"),
+    ("--gpus=a100:1,v100:1", "--gpus: found 'a100:1,v100:1', expected GPUs of one type"),
+    ("--gres=gpu:0", "--gres: found 'gpu:0', expected GPUs of one type, at least one, such as gpu:2 or gpu:a100:2"),
+    ("--gpus-per-node=0", "--gpus-per-node: found '0', expected GPUs of one type, at least one"),
+    ("--tres-per-task=gres/gpu:1", "--tres-per-task: found 'gres/gpu:1', expected --gpus, --gpus-per-node"),
+    ("-G 0", "--gpus: found '0', expected GPUs of one type, at least one"),
+])  # fmt: skip
+def test_gpus_that_brim_cannot_give_are_refused_with_their_line(line, said):
+    with pytest.raises(ConfigError, match=rf"^job.sh, line 2: {re.escape(said)}"):
+        read_headers(f"#!/bin/sh\n#SBATCH {line}\n", "job.sh")
+
+
 def test_a_wrong_header_of_brim_names_its_line():
     with pytest.raises(ConfigError, match=r"^job.sh, line 3: found '--gpu=4', expected one of --name, --gpus"):
         read_headers("#!/bin/sh\n#BRIM -g 1\n#BRIM --gpu=4\n", "job.sh")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from brim.cli.job_options import merged, read_dependencies, read_variables, read_words, valid_name
+from brim.cli.job_options import asked, merged, read_dependencies, read_variables, read_words, valid_name
 from brim.errors import ConfigError
 from brim.units import parse_memory_mib
 
@@ -38,7 +38,11 @@ _WHY: Final = {
     "ntasks": _ONCE, "ntasks-per-node": _ONCE, "ntasks-per-gpu": _ONCE,
     "exclusive": "GPUs are never shared without asking",
 }  # fmt: skip
+_GPUS: Final = "GPUs of one type, at least one, such as"
+_READ: Final = "--gpus, --gpus-per-node, --gpus-per-task or --gres=gpu:2"
 _EXPECTED: Final = {
+    "gpus": f"{_GPUS} 2 or a100:2", "gpus-per-node": f"{_GPUS} 2 or a100:2", "gpus-per-task": f"{_GPUS} 2 or a100:2",
+    "gres": f"{_GPUS} gpu:2 or gpu:a100:2", "gpus-per-socket": _READ, "tres-per-task": _READ,
     "dependency": "afterok, afterany or afternotok with job ids, such as afterok:3:4,afterany:5",
 }
 
@@ -189,10 +193,10 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
     tasks = _tasks(theirs)
     cores = float(theirs.get("cpus-per-task") or 1) * tasks
     makes: dict[str, Callable[[], dict[str, Any]]] = {
-        "gres": lambda: {"gpus": _gpus(theirs)},
-        "gpus": lambda: {"gpus": _gpus(theirs)},
-        "gpus-per-node": lambda: {"gpus": _gpus(theirs)},
-        "gpus-per-task": lambda: {"gpus": f"{_gpus(theirs)}", **_whole(value.rpartition(":")[2])},
+        "gres": lambda: {"gpus": _checked_gpus(theirs)},
+        "gpus": lambda: {"gpus": _checked_gpus(theirs)},
+        "gpus-per-node": lambda: {"gpus": _checked_gpus(theirs)},
+        "gpus-per-task": lambda: {"gpus": _checked_gpus(theirs), **_whole(value.rpartition(":")[2])},
         "cpus-per-task": lambda: {"cpus": f"{float(value) * tasks:g}"},
         "cpus-per-gpu": lambda: {"cpus": f"{float(value) * gpus:g}"},
         "mem": lambda: {"mem": f"{parse_memory_mib(value)}M"},
@@ -208,6 +212,8 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         "export": lambda: _exported(value),
         "job-name": lambda: {"name": valid_name(value)},
     }
+    if name == "gpus-per-socket" or (name == "tres-per-task" and "gpu" in value):
+        raise ConfigError(value)
     if name in _SAME:
         return {_SAME[name]: value}
     if name == "nodes" and value == "1":
@@ -248,6 +254,15 @@ def _number(theirs: Mapping[str, str], name: str) -> int:
     return max(1, int(text)) if text.isascii() and text.isdigit() else 1
 
 
+def _checked_gpus(theirs: Mapping[str, str]) -> str:
+    """GPUs as ``--gpus`` takes them; what it does not take, or a second type of them, is an error."""
+    if sum(map(_is_gpus, _resources(theirs.get("gres", "")))) > 1:
+        raise ConfigError(theirs["gres"])
+    text = _gpus(theirs)
+    asked({"gpus": text})
+    return text
+
+
 def _gpus(theirs: Mapping[str, str]) -> str:
     """GPUs as ``--gpus`` takes them, from whichever of Slurm's options names them."""
     if text := theirs.get("gpus"):
@@ -270,7 +285,15 @@ def _times(gpus: str, count: int) -> str:
 
 def _gpus_of_gres(value: str) -> str:
     """The GPUs of ``gpu:2,tmpdir:10G``; empty without any."""
-    return next((part for part in value.removeprefix("gres:").split(",") if re.match(r"gpu\b", part)), "")
+    return next(filter(_is_gpus, _resources(value)), "")
+
+
+def _resources(gres: str) -> list[str]:
+    return gres.removeprefix("gres:").split(",")
+
+
+def _is_gpus(resource: str) -> bool:
+    return bool(re.match(r"gpu\b", resource))
 
 
 def _exported(value: str) -> dict[str, Any]:
