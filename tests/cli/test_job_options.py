@@ -221,10 +221,20 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("--begin=now+30", {"begin": "now+30s"}), ("-b now+1hour", {"begin": "now+1h"}), ("-b 16:00", {"begin": "16:00"}),
     ("--gres=gpu:a100:2,tmpdir:10G", {"gpus": "a100:2"}), ("--gres=tmpdir:10G,gpu:2", {"gpus": "2"}),
     ("--export=ALL,FOO=bar,LR=0.1", {"env": {"FOO": "bar", "LR": "0.1"}}), ("--export=ALL", {}), ("--gres=gpux:2", {}),
+    ("--depend=afterok:2", {"depends-on": "afterok:2"}), ("--cpus-per-t=1 --job x", {"cpus": "1", "name": "x"}),
+    ("--mem=1G --gpus 2", {"mem": "1024M", "gpus": "2"}), ("--tasks-per-node=4 -c 2", {"cpus": "8"}),
     ("-d afterany:3", {"depends-on": "afterany:3"}), ("--deadline=now+2h", {"deadline": "now+2h"}),
 ])  # fmt: skip
 def test_each_of_slurms_options(line, wanted):
     assert read_headers(f"#SBATCH {line}\n", "job.sh").options == wanted
+
+
+def test_a_beginning_of_several_options_is_refused_and_a_name_that_sbatch_does_not_know_is_listed():
+    with pytest.raises(ConfigError, match=r"^f, line 1: found --exc, expected one of --exclude, --exclusive$"):
+        read_headers("#SBATCH --exc=1\n", "f")
+    assert read_headers("#SBATCH --open=append --segment=2\n", "f").ignored == (
+        "--open-mode=append: logs are kept attempt by attempt", "--segment=2: it has no meaning here",
+    )  # fmt: skip
 
 
 def test_of_resources_and_variables_what_is_not_kept_is_listed():

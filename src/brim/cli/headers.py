@@ -23,6 +23,23 @@ _SHORT: Final = {
     "n": "ntasks", "q": "qos", "C": "constraint", "w": "nodelist", "x": "exclude", "i": "input",
     "M": "clusters", "L": "licenses",
 }  # fmt: skip
+_LONG: Final = (
+    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster", "cluster-constraint",
+    "clusters", "comment", "constraint", "container", "context", "contiguous", "core-spec", "cores-per-socket",
+    "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution",
+    "error", "exclude", "exclusive", "export", "export-file", "extra-node-info", "get-user-env", "gid",
+    "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags",
+    "help", "hint", "hold", "ignore-pbs", "input", "job-name", "kill-on-invalid-dep", "licenses", "mail-type",
+    "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice",
+    "no-kill", "no-requeue", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu",
+    "ntasks-per-node", "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "overcommit",
+    "oversubscribe", "parsable", "partition", "power", "prefer", "priority", "profile", "propagate", "qos",
+    "quiet", "reboot", "requeue", "reservation", "signal", "sockets-per-node", "spread-job", "switches",
+    "tasks-per-node", "test-only", "thread-spec", "threads-per-core", "time", "time-min", "tmp", "uid", "usage",
+    "use-min-nodes", "verbose", "version", "wait", "wait-all-nodes", "wckey", "wrap",
+)  # fmt: skip
+"""Long options of sbatch 22.05, as it says that they are possible."""
+_SAME_AS: Final = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
 _SWITCHES: Final = (
     "hold", "requeue", "no-requeue", "exclusive", "overcommit", "parsable", "verbose", "wait", "test-only",
 )  # fmt: skip
@@ -123,6 +140,7 @@ def _slurm_words(words: Sequence[str], where: str) -> Iterator[tuple[str, str]]:
         word = rest.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = _whole_name(name, where)
         elif word.startswith("-") and word[1:2] in _SHORT:
             name, value = _SHORT[word[1]], word[2:].removeprefix("=")
             equals = "=" if value else ""
@@ -131,6 +149,16 @@ def _slurm_words(words: Sequence[str], where: str) -> Iterator[tuple[str, str]]:
         if not equals and name not in _SWITCHES and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
         yield name, value
+
+
+def _whole_name(name: str, where: str) -> str:
+    """The option that a name or its beginning means; one that sbatch does not know is left as it is."""
+    possible = [each for each in _LONG if name and each.startswith(name)]
+    if name in _LONG or not possible:
+        return _SAME_AS.get(name, name)
+    if len(possible) > 1:
+        raise ConfigError(f"{where}: found --{name}, expected one of {', '.join(f'--{each}' for each in possible)}")
+    return _SAME_AS.get(possible[0], possible[0])
 
 
 def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
