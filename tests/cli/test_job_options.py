@@ -10,6 +10,7 @@ import pytest
 from brim.cli.headers import read_headers
 from brim.cli.job_options import Dependency, asked, merged, read_line
 from brim.cli.jobfile import FILE_BYTES_MAX, read_jobfile
+from brim.cli.submit import _changes
 from brim.errors import ConfigError
 
 
@@ -141,6 +142,17 @@ def test_memory_of_a_gpu_that_is_none_is_named_by_its_option():
         asked({"gpu-mem": "0"})
 
 
+def test_a_name_that_brim_does_not_keep_is_told_and_an_empty_one_refused():
+    for name, kept, told in (("my job", "my-job", True), ("x" * 65, "x" * 64, True), ("my-job", "my-job", False)):
+        wants = asked({"name": name})
+        assert wants.fields["name"] == kept
+        said = f"name {name!r} has characters that brim does not keep: the job is {kept}"
+        assert list(_changes({"name": name}, wants)) == [said] * told
+    assert list(_changes({}, asked({}))) == []
+    with pytest.raises(ConfigError, match=r"^--name: found '', expected a name$"):
+        asked({"name": ""})
+
+
 def test_ranks():
     """One process per GPU on exactly two GPUs, which only a range of GPUs could ask for."""
     assert fields(gpus="2", ranks="per-gpu") == {"gpus": 2, "ranks": "per-gpu"}
@@ -217,7 +229,7 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("--cpus-per-gpu=6 --gpus 2", {"gpus": "2", "cpus": "12"}),
     ("-t 1-0", {"time": "1-0"}), ("--time=UNLIMITED", {}), ("--hold", {"hold": True}), ("--nice=5", {"priority": "-5"}),
     ("-H -J x", {"hold": True, "name": "x"}), ("--chdir=/tmp", {"chdir": "/tmp"}), ("-Jx", {"name": "x"}),
-    ("--job-name='my job (v2)'", {"name": "my-job--v2-"}), ("--mem=0", {}),
+    ("--job-name='my job (v2)'", {"name": "my job (v2)"}), ("--comment ''", {}), ("--mem=0", {}),
     ("--begin=now+30", {"begin": "now+30s"}), ("-b now+1hour", {"begin": "now+1h"}), ("-b 16:00", {"begin": "16:00"}),
     ("--gres=gpu:a100:2,tmpdir:10G", {"gpus": "a100:2"}), ("--gres=tmpdir:10G,gpu:2", {"gpus": "2"}),
     ("--export=ALL,FOO=bar,LR=0.1", {"env": {"FOO": "bar", "LR": "0.1"}}), ("--export=ALL", {}), ("--gres=gpux:2", {}),
@@ -227,6 +239,13 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
 ])  # fmt: skip
 def test_each_of_slurms_options(line, wanted):
     assert read_headers(f"#SBATCH {line}\n", "job.sh").options == wanted
+
+
+@pytest.mark.parametrize("line", ["--job-name", "-J", "--job-name --hold", "--comment", "-t"])
+def test_an_option_of_sbatch_without_its_value_is_refused(line):
+    with pytest.raises(ConfigError, match=r"^f, line 1: found --(job-name|comment|time) without a value, expected one"):
+        read_headers(f"#SBATCH {line}\n", "f")
+    assert read_headers("#SBATCH --nice --hold\n", "f").options == {"priority": "-100", "hold": True}
 
 
 def test_a_beginning_of_several_options_is_refused_and_a_name_that_sbatch_does_not_know_is_listed():
@@ -272,7 +291,7 @@ def test_what_nodes_and_tasks_mean_together_is_said_with_the_number_that_counts(
 @pytest.mark.parametrize("line", [
     "--dependency=singleton", "-d after:3", "-d afterok:1?afterok:2", "-d afterany:", "--mem=x",
     "--cpus-per-task=x", "--gpus-per-task=x", "--ntasks=x", "--ntasks-per-node=x", "job.sh",
-    "--nice=x", "'",
+    "--nice=x", "--job-name=", "--array=", "'",
 ])  # fmt: skip
 def test_what_slurm_would_do_and_brim_cannot_is_an_error_with_its_line(line):
     with pytest.raises(ConfigError, match=r"^job.sh, line 2: "):

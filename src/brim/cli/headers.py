@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from brim.cli.job_options import asked, merged, read_dependencies, read_variables, read_words, valid_name
+from brim.cli.job_options import asked, merged, read_dependencies, read_variables, read_words
 from brim.errors import ConfigError
 from brim.units import parse_memory_mib
 
@@ -41,7 +41,9 @@ _LONG: Final = (
 """Long options of sbatch 22.05, as it says that they are possible."""
 _SAME_AS: Final = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
 _SWITCHES: Final = (
-    "hold", "requeue", "no-requeue", "exclusive", "overcommit", "parsable", "verbose", "wait", "test-only",
+    "contiguous", "exclusive", "get-user-env", "help", "hold", "ignore-pbs", "nice", "no-kill", "no-requeue",
+    "overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "spread-job", "test-only",
+    "usage", "use-min-nodes", "verbose", "version", "wait",
 )  # fmt: skip
 """Options of sbatch without a value, or whose value may be left out."""
 _ONCE: Final = "the script is started once; `#BRIM --ranks per-gpu` starts it once per GPU"
@@ -147,7 +149,9 @@ def _slurm_words(words: Sequence[str], where: str) -> Iterator[tuple[str, str]]:
         else:
             raise ConfigError(f"{where}: found {word!r}, expected an option of sbatch")
         if not equals and name not in _SWITCHES and rest and not rest[0].startswith("-"):
-            value = rest.pop(0)
+            equals, value = "=", rest.pop(0)
+        if not equals and name in _LONG and name not in _SWITCHES:
+            raise ConfigError(f"{where}: found --{name} without a value, expected one")
         yield name, value
 
 
@@ -188,7 +192,7 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
 _COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes")
 """Options that say how often others count, in the order in which each is looked at beside those before it."""
 _SAME: Final = {
-    "chdir": "chdir", "deadline": "deadline", "priority": "priority", "array": "array",
+    "chdir": "chdir", "deadline": "deadline", "priority": "priority", "array": "array", "job-name": "name",
 }  # fmt: skip
 
 
@@ -238,12 +242,11 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         "nice": lambda: {"priority": str(-int(value or 100))},
         "begin": lambda: {"begin": _begin(value)},
         "export": lambda: _exported(value),
-        "job-name": lambda: {"name": valid_name(value)},
     }
-    if name == "gpus-per-socket" or (name == "tres-per-task" and "gpu" in value):
-        raise ConfigError(value)
-    if name in _SAME:
+    if name in _SAME and value:
         return {_SAME[name]: value}
+    if name in _SAME or name == "gpus-per-socket" or (name == "tres-per-task" and "gpu" in value):
+        raise ConfigError(value)
     if name == "nodes" and value == "1":
         return {}
     if name in ("ntasks", "ntasks-per-node"):

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -24,6 +24,7 @@ from brim.errors import BrimError, NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from brim.api.client import Client, JobIds
+    from brim.cli.job_options import Asked
     from brim.live.requests import JobRequest
 
 app = typer.Typer()
@@ -255,12 +256,15 @@ def _submit(
     from brim.cli.retention import remove_old
 
     work = work_of(words)
-    wants = asked(merged(work.options, given))
+    options = merged(work.options, given)
+    wants = asked(options)
     after: dict[str, list[int]] = {}
     for one in wants.after:
         after.setdefault(one.field, []).extend(find_awaited(at, one.job))
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
+    for line in _changes(options, wants):
+        print(f"brim: {line}", file=sys.stderr)
     for call in work.slurm_calls:
         print(f"brim: the script calls {call}, {_SLURM_CALLS[call]}", file=sys.stderr)
     requests = requests_of(work, wants, after, keep=not dry_run)
@@ -277,6 +281,13 @@ def _submit(
         _print(ids, work.ignored, wanted)
     remove_old(at)
     return ids
+
+
+def _changes(options: Mapping[str, Any], wants: Asked) -> Iterator[str]:
+    """What a job is that nobody wrote so, in lines."""
+    name, kept = options.get("name", ""), wants.fields.get("name", "")
+    if name != kept:
+        yield f"name {name!r} has characters that brim does not keep: the job is {kept}"
 
 
 def _accepted(at: Client, requests: Sequence[JobRequest]) -> JobIds:
