@@ -147,10 +147,18 @@ def test_a_name_that_brim_does_not_keep_is_told_and_an_empty_one_refused():
         wants = asked({"name": name})
         assert wants.fields["name"] == kept
         said = f"name {name!r} has characters that brim does not keep: the job is {kept}"
-        assert list(_changes({"name": name}, wants)) == [said] * told
-    assert list(_changes({}, asked({}))) == []
+        assert list(_changes({"name": name}, wants, slurm=False)) == [said] * told
+    assert list(_changes({}, asked({}), slurm=False)) == []
     with pytest.raises(ConfigError, match=r"^--name: found '', expected a name$"):
         asked({"name": ""})
+
+
+@pytest.mark.parametrize(("options", "slurm", "told"), [
+    ({}, True, True), ({}, False, False), ({"gpus": "1"}, True, False), ({"devices": "cpu"}, True, False),
+])  # fmt: skip
+def test_a_script_for_slurm_that_asks_for_no_gpu_is_told_that_it_gets_one(options, slurm, told):
+    said = "no GPU is asked for: brim gives the job one"
+    assert list(_changes(options, asked(options), slurm=slurm)) == [said] * told
 
 
 def test_ranks():

@@ -263,7 +263,7 @@ def _submit(
         after.setdefault(one.field, []).extend(find_awaited(at, one.job))
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
-    for line in _changes(options, wants):
+    for line in _changes(options, wants, slurm=work.slurm is not None):
         print(f"brim: {line}", file=sys.stderr)
     for call in work.slurm_calls:
         print(f"brim: the script calls {call}, {_SLURM_CALLS[call]}", file=sys.stderr)
@@ -283,11 +283,13 @@ def _submit(
     return ids
 
 
-def _changes(options: Mapping[str, Any], wants: Asked) -> Iterator[str]:
+def _changes(options: Mapping[str, Any], wants: Asked, *, slurm: bool) -> Iterator[str]:
     """What a job is that nobody wrote so, in lines."""
     name, kept = options.get("name", ""), wants.fields.get("name", "")
     if name != kept:
         yield f"name {name!r} has characters that brim does not keep: the job is {kept}"
+    if slurm and "gpus" not in options and "devices" not in options:
+        yield "no GPU is asked for: brim gives the job one"
 
 
 def _accepted(at: Client, requests: Sequence[JobRequest]) -> JobIds:
