@@ -244,6 +244,7 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("--depend=afterok:2", {"depends-on": "afterok:2"}), ("--cpus-per-t=1 --job x", {"cpus": "1", "name": "x"}),
     ("--mem=1G --gpus 2", {"mem": "1024M", "gpus": "2"}), ("--tasks-per-node=4 -c 2", {"cpus": "8"}),
     ("-d afterany:3", {"depends-on": "afterany:3"}), ("--deadline=now+2h", {"deadline": "now+2h"}),
+    ("--deadline=now+2hours", {"deadline": "now+2h"}), ("--deadline=now+90", {"deadline": "now+90s"}),
 ])  # fmt: skip
 def test_each_of_slurms_options(line, wanted):
     assert read_headers(f"#SBATCH {line}\n", "job.sh").options == wanted
@@ -272,6 +273,12 @@ def test_of_resources_and_variables_what_is_not_kept_is_listed():
         "--gres=tmpdir:10G: brim gives out GPUs, cores and memory",
         "--ntasks-per-gpu=1: the script is started once; `#BRIM --ranks per-gpu` starts it once per GPU",
     )
+
+
+def test_all_memory_of_the_node_is_not_kept_which_is_listed():
+    assert read_headers("#SBATCH --mem=0G\n", "f").options == {}
+    found = read_headers("#SBATCH --mem=0\n", "f")
+    assert (found.options, found.ignored) == ({}, ("--mem=0: all memory of the node: brim keeps none for it",))
 
 
 def test_nodes_and_tasks_that_are_ignored_say_what_counts_as_often():

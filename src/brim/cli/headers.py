@@ -55,6 +55,7 @@ _WHY: Final = {
     "export": "the whole environment is taken along",
     "constraint": "a type of GPU is named as in --gres=gpu:TYPE:2", "nodes": "there is one node",
     "ntasks": _ONCE, "ntasks-per-node": _ONCE, "ntasks-per-gpu": _ONCE,
+    "mem": "all memory of the node: brim keeps none for it",
     "exclusive": "GPUs are never shared without asking",
 }  # fmt: skip
 _GPUS: Final = "GPUs of one type, at least one, such as"
@@ -192,7 +193,7 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
 _COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes")
 """Options that say how often others count, in the order in which each is looked at beside those before it."""
 _SAME: Final = {
-    "chdir": "chdir", "deadline": "deadline", "priority": "priority", "array": "array", "job-name": "name",
+    "chdir": "chdir", "priority": "priority", "array": "array", "job-name": "name",
 }  # fmt: skip
 
 
@@ -240,7 +241,8 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         "requeue": lambda: {"requeue": True},
         "no-requeue": lambda: {"requeue": False},
         "nice": lambda: {"priority": str(-int(value or 100))},
-        "begin": lambda: {"begin": _begin(value)},
+        "begin": lambda: {"begin": _moment(value)},
+        "deadline": lambda: {"deadline": _moment(value)},
         "export": lambda: _exported(value),
     }
     if name in _SAME and value:
@@ -255,8 +257,8 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         return None
     if name == "export" and "=" not in value:
         return None
-    if name == "mem" and value == "0":
-        return {}  # all memory of the node, which nobody else can be kept from here
+    if name == "mem" and not parse_memory_mib(value):
+        return None
     if name == "time" and value.lower() in ("0", "unlimited", "infinite"):
         return {}
     return makes[name]() if name in makes else None
@@ -332,8 +334,8 @@ def _exported(value: str) -> dict[str, Any]:
     return {"env": read_variables([part for part in value.split(",") if "=" in part])}
 
 
-def _begin(value: str) -> str:
-    """A time as ``--begin`` takes it: a bare number after ``now+`` is seconds, and a unit is a whole word."""
+def _moment(value: str) -> str:
+    """A time as brim takes it: a bare number after ``now+`` is seconds, and a unit is a whole word."""
     match = re.fullmatch(r"now\+(\d+)(second|minute|hour|day|week)?s?", value, re.ASCII)
     return f"now+{match[1]}{(match[2] or 's')[0]}" if match else value
 
