@@ -11,7 +11,8 @@ from brim.agent.capture import read_capture
 from brim.api.client import Client, NoControllerError
 from brim.cli.capture import CAPTURE_BYTES_MAX, requests_of, work_of
 from brim.cli.job_options import asked, merged
-from brim.cli.submit import _accepted
+from brim.cli.slurm_calls import slurm_calls
+from brim.cli.submit import _SLURM_CALLS, _accepted
 from brim.errors import ConfigError
 from brim.gang.inherited import of_this_process
 
@@ -144,6 +145,24 @@ def test_commands_of_slurm_in_a_script_for_slurm_are_found(folder):
     text = "# srun x\necho srun $(scontrol show hostnames | head -1)\n  srun python a.py\nsrun b\n"
     assert work_of([file(folder / "a.sh", f"#!/bin/sh\n#SBATCH -n 2\n{text}")]).slurm_calls == ("scontrol", "srun")
     assert work_of([file(folder / "b.sh", f"#!/bin/sh\n{text}")]).slurm_calls == ()
+
+
+@pytest.mark.parametrize(("text", "calls"), [
+    ("time srun x", "srun"), ("exec srun x", "srun"), ("cd a && sbatch b.sh", "sbatch"), ("true; scancel 3", "scancel"),
+    ("squeue | grep x", "squeue"), ("yes | sacct", "sacct"), ("n=$(squeue -h)", "squeue"), ("salloc", "salloc"),
+    ("A=1 B='x y' srun x", "srun"), ("if squeue; then srun x; fi", "squeue srun"), ("f() { srun x; }", "srun"),
+    ('n="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)"', "scontrol"), ("n=`squeue -h`", "squeue"),
+    ("cat <<EOF | srun x\ntime squeue\nEOF\nsacct", "srun sacct"), ("true && \\\n  srun x", "srun"),
+    ("# don't\nsrun x", "srun"), ("echo ${#a[@]} $(sacct)", "sacct"), ("time -p srun x || sacct", "srun sacct"),
+    ("echo srun x", ""), ("# srun x; srun y", ""), ("true # ; srun x", ""), ("echo 'a; srun x'", ""),
+    ('echo "a && srun x"', ""), ("cat <<'EOF' > b.sh\nsrun x\nEOF", ""), ("/opt/srun/bin x", ""), ("cd srun; ls", ""),
+    ("srun.sh x", ""), ("srun() { true; }", ""), ("srun=1", ""), ("echo a\\; srun x", ""), ("which srun", ""),
+    ("command -v srun", ""), ("echo 'a\nsrun b\n'", ""), ("echo it\\'s; true", ""), ("ls srun | wc", ""),
+    ("names=(srun sacct)", ""), ('echo "$(date); srun x"', ""), ("export A=srun B=sacct", ""), ("my-srun x", ""),
+])  # fmt: skip
+def test_calls_are_found_where_a_shell_looks_for_a_command(text, calls):
+    assert slurm_calls(f"#!/bin/sh\n{text}\n") == tuple(calls.split())
+    assert set(calls.split()) <= set(_SLURM_CALLS)
 
 
 def test_a_shell_script_with_line_ends_of_windows_is_refused(folder):

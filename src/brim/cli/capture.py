@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from brim.agent.capture import write_capture
 from brim.agent.folders import RUNTIME_VARIABLE, STATE_VARIABLE, agent_folder, captures_folder
 from brim.cli.headers import Headers, read_headers
 from brim.cli.job_options import Asked, merged, valid_name
+from brim.cli.slurm_calls import slurm_calls
 from brim.errors import ConfigError
 from brim.gang.inherited import of_this_process
 from brim.live.requests import JobRequest, read_request
@@ -30,7 +30,6 @@ CAPTURE_BYTES_MAX: Final = 1 << 20
 """Most bytes of command and environment; ours: Linux takes at most 2 MiB of both."""
 SCRIPT_BYTES_MAX: Final = 1 << 20
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")
-_SLURM_CALL: Final = re.compile(r"(?:^|[;&|(])[ \t]*(?:exec[ \t]+)?(srun|scontrol)[ \t]", re.MULTILINE)
 _KEPT: Final = (STATE_VARIABLE, RUNTIME_VARIABLE)
 
 
@@ -99,7 +98,7 @@ def _script(path: Path, arguments: Sequence[str]) -> Runnable:
     script = _copied(data) if shell else str(path)
     return Runnable(command=(*interpreter, script, *arguments), options=headers.options, ignored=headers.ignored,
                 name=valid_name(path.stem), slurm=headers.slurm,
-                slurm_calls=() if headers.slurm is None else tuple(dict.fromkeys(_SLURM_CALL.findall(text))))
+                slurm_calls=() if headers.slurm is None else slurm_calls(text))
 
 
 def _interpreter(first: str, path: Path) -> tuple[str, ...]:

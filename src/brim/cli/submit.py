@@ -145,10 +145,13 @@ _DryRun = Annotated[
 _Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and end with its exit code.")]
 _Detach = Annotated[bool, typer.Option("--detach", "-d", help="Do not follow what it writes.")]
 _SLURM_CALLS: Final = {
-    "srun": "which knows nothing of jobs of brim and will fail: leave `srun` out; torchrun, or `#BRIM --ranks per-gpu` "
-            "for a command that is itself the job, starts a process per GPU",
-    "scontrol": "which knows nothing of jobs of brim and will fail: there is one node, its name is in "
-                "SLURM_JOB_NODELIST, and a job that ends with 75 is started again",
+    "srun": " and will fail: leave `srun` out; torchrun, or `#BRIM --ranks per-gpu` for a command that is itself the "
+            "job, starts a process per GPU",
+    "scontrol": " and will fail: there is one node, its name is in SLURM_JOB_NODELIST, and a job that ends with 75 is "
+                "started again",
+    "sbatch": ": `brim submit` submits a job", "salloc": ": `brim run` runs a command on GPUs",
+    "scancel": ": `brim cancel` cancels them", "squeue": ": `brim ps` shows them",
+    "sacct": ": `brim history` shows them",
 }  # fmt: skip
 _SETTINGS: Final = {"allow_interspersed_args": False}
 
@@ -266,7 +269,8 @@ def _submit(
     for line in _changes(options, wants, slurm=work.slurm is not None):
         print(f"brim: {line}", file=sys.stderr)
     for call in work.slurm_calls:
-        print(f"brim: the script calls {call}, {_SLURM_CALLS[call]}", file=sys.stderr)
+        print(f"brim: the script calls {call}, which knows nothing of jobs of brim{_SLURM_CALLS[call]}",
+              file=sys.stderr)
     requests = requests_of(work, wants, after, keep=not dry_run)
     if dry_run:
         _show(at, work.command, requests, wanted)
