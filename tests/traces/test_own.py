@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,6 +51,52 @@ def test_round_trip_loses_nothing(tmp_path_factory, ending, trace):
     assert equal(trace, again)
     assert report.format == "brim"
     assert (report.rows, report.repaired, report.dropped) == (len(trace), {}, {})
+
+
+def split(lines):
+    return csv.reader(lines)
+
+
+def whole(lines):
+    return [[lines[0].rstrip("\n")], *csv.reader(lines[1:])]
+
+
+def padded(lines):
+    rows = list(csv.reader(lines))
+    width = max(map(len, rows)) + 2
+    return [row + [""] * (width - len(row)) for row in rows]
+
+
+@pytest.mark.parametrize("cells", [split, whole, padded])
+def test_a_csv_that_a_spreadsheet_wrote_again_is_the_same_trace(tmp_path, cells):
+    names = ["ann, lab", 'b "x"', ",", '",', "c,", "\\", "[", "\u20ac,"]
+    trace = trace_of(name='a, "b",', format="x,", job_id=names, submit_ms=range(8), gpus=[1] * 8, users=names,
+                     user=range(8))  # fmt: skip
+    traces.write(trace, tmp_path / "before.csv")
+    with (tmp_path / "before.csv").open(newline="", encoding="utf-8") as before:
+        rows = list(cells(before.readlines()))
+    with (tmp_path / "after.csv").open("w", newline="", encoding="utf-8-sig") as after:
+        csv.writer(after).writerows(rows)
+    again, report = traces.read(tmp_path / "after.csv")
+    assert equal(trace, again)
+    assert (report.format, report.dropped) == ("brim", {})
+
+
+@pytest.mark.parametrize("odd", [lambda line: f"{line},,,,", lambda line: '"' + line.replace('"', '""') + '",,'])
+def test_a_first_line_that_is_long_and_padded_or_quoted_is_read(tmp_path, odd):
+    trace = trace_of(name="x" * 200_000, format="x", job_id=["a"], submit_ms=[0], gpus=[1])
+    path = tmp_path / "t.csv"
+    traces.write(trace, path)
+    first, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    path.write_text(f"{odd(first)}\n{rest}", encoding="utf-8")
+    assert equal(trace, traces.read(path)[0])
+
+
+def test_a_broken_first_line_in_quotes_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('"# brim trace {""schema"": 1\njob_id,submit_ms,gpus\na,0,1\n', encoding="utf-8")
+    with pytest.raises(TraceError, match="row 1: found a broken description of the trace, expected the JSON that brim"):
+        traces.read(path)
 
 
 @pytest.mark.parametrize("key", EXAMPLES)

@@ -3,8 +3,9 @@
 A file has one row per job with the columns of ``Trace``. Names, states, classes and the id of the job that must end
 first are text; a list of sizes is numbers separated by spaces (``1 2 4``); an empty cell means "not recorded". Facts
 that are not columns (name, format, origin, order of names and lists) are JSON: in Parquet in the metadata under
-``brim``, in CSV on the first line after ``# brim trace``. A CSV may lack that line, and only ``job_id``, ``submit_ms``
-and ``gpus`` are required: convert your own logs to this format.
+``brim``, in CSV on the first line after ``# brim trace``, which may be as a spreadsheet writes it: quoted, split at its
+commas, or followed by empty cells. A CSV may lack that line, and only ``job_id``, ``submit_ms`` and ``gpus`` are
+required: convert your own logs to this format.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ NAMED: Final = {"user": "users", "group": "groups", "gpu_type": "gpu_types", "pr
 NEAR: Final = 0.85
 """How alike names of columns are, by `difflib`, from which one is taken for the other misspelt. Ours."""
 _MARK: Final = "# brim trace "
+_MARKS: Final = (_MARK, f'"{_MARK}')
+_QUOTED: Final = re.compile(r'"([^"]*(?:""[^"]*)*)"')
 _KEY: Final = "brim"
 _SIZES: Final = "numbers of GPUs in increasing order, such as '1 2 4'"
 _NUMBERS: Final = re.compile(r"[1-9][0-9]{0,6}( [1-9][0-9]{0,6})*")
@@ -55,7 +58,7 @@ _BOUNDS: Final = {
 
 def score(source: Source) -> float:
     """Return how much the content resembles this format, from 0 to 1."""
-    if source.is_parquet or source.first_line.startswith(_MARK):
+    if source.is_parquet or source.first_line.startswith(_MARKS):
         return 1.0
     return header_share(source.first_line, COLUMNS)
 
@@ -73,7 +76,7 @@ def write(trace: Trace, path: str | Path) -> None:
     if ending == ".parquet":
         _frame(trace).write_parquet(buffer, compression="zstd", metadata={_KEY: _facts(trace)})
     elif ending in (".csv", ".csv.gz"):
-        buffer.write(f"{_MARK}{_facts(trace)}\n".encode())
+        buffer.write(f"{_MARK}{_without_commas(_facts(trace))}\n".encode())
         _frame(trace).write_csv(buffer)
         if any(character in buffer.getvalue() for character in (b"\r", b"\0")):
             raise ConfigError(f"trace file {target}: an id or name has a control character; write it as .parquet")
@@ -175,18 +178,31 @@ def _parquet(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]
         raise TraceError(source.file, found="no rows", expected="at least one job")
     report.rows += frame.height
     rows = pl.int_range(1, frame.height + 1, dtype=pl.Int64, eager=True).alias(LINE)
-    facts = _checked_facts(source.file, said.get(_KEY, "{}").encode())
+    facts = _checked_facts(source.file, said.get(_KEY, "{}"))
     return Table(file=source.file, frame=frame.with_columns(rows), report=report), facts
 
 
 def _csv(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]:
-    if not source.data.startswith(_MARK.encode()):
+    line = source.data.partition(b"\n")[0].decode()
+    if not line.startswith(_MARKS):
         return csv_table(source, report, missing=()), {}
-    line = source.data.partition(b"\n")[0]
-    return csv_table(source, report, skip_lines=1, missing=()), _checked_facts(source.file, line[len(_MARK) :])
+    facts = _checked_facts(source.file, _as_written(line).removeprefix(_MARK))
+    return csv_table(source, report, skip_lines=1, missing=()), facts
 
 
-def _checked_facts(file: str, text: bytes) -> dict[str, Any]:
+def _as_written(line: str) -> str:
+    """The first line without the quotes and the empty cells that a spreadsheet adds."""
+    if line.startswith('"'):  # cells may be longer than the `csv` module takes
+        line = _QUOTED.sub(lambda cell: cell[1].replace('""', '"'), line)
+    return line.rstrip(",")
+
+
+def _without_commas(facts: str) -> str:
+    """The same JSON with commas between values only, each before a space: what splits it there loses no quote."""
+    return re.sub(r'"(?:[^"\\]|\\.)*"', lambda text: text[0].replace(",", r"\u002c"), facts)
+
+
+def _checked_facts(file: str, text: str) -> dict[str, Any]:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):

@@ -136,10 +136,11 @@ def _without_odd_lines(file: str, data: bytes) -> Source:
     """Blank the lines that are not UTF-8 text; refuse the file if such a line is its header or it is JSON.
 
     Comments, which begin with ``;``, need no decoding: odd bytes in them are replaced. The header of brim's own CSV
-    comes after a line that begins with ``#``.
+    comes after a line that begins with ``#``, perhaps in quotes.
     """
     lines = data.split(b"\n")
-    first = next((index for index, line in enumerate(lines) if line.strip() and not line.startswith(b"#")), len(lines))
+    above = (b"#", b'"#')
+    first = next((index for index, line in enumerate(lines) if line.strip() and not line.startswith(above)), len(lines))
     is_json, unusable = data.lstrip().startswith((b"[", b"{")), {}
     for index, line in enumerate(lines):
         try:
