@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from brim.units import S_PER_H, show_duration
 
 Groups = Mapping[str, Sequence[Summary]]
 """Summaries of each policy over its seeds, at one load."""
+_ALIKE = 0.001
+"""Largest relative difference of figures that count as equal; ours."""
 _FEW_H = 0.05
 """GPU-hours that round to zero at one decimal."""
 
@@ -93,12 +96,18 @@ def _least(groups: Groups, found: Standing) -> list[str]:
         if len(known) < 2 or found.first not in known:
             continue
         best, first = min(known, key=known.__getitem__), known[found.first]
-        if best == found.first:
-            said.append(f"{best} {verb}: {first:,.1f}{unit}.")
+        alike = sum(math.isclose(value, known[best], rel_tol=_ALIKE) for value in known.values()) - 1
+        beside = f", as {alike} {'other does' if alike == 1 else 'others do'}" if alike else ""
+        if math.isclose(first, known[best], rel_tol=_ALIKE):
+            said.append(f"{found.first} {verb}{beside}: {_amount(first)}{unit}.")
         else:
-            gain = 1 - known[best] / first
-            said.append(f"{best} {verb}: {known[best]:,.1f}{unit}, {gain:.0%} less than {found.first} ({first:,.1f}).")
+            gain = f"{1 - known[best] / first:.0%} less than {found.first} ({_amount(first)})"
+            said.append(f"{best} {verb}{beside}: {_amount(known[best])}{unit}, {gain}.")
     return said
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def times(ratio: float) -> str:
