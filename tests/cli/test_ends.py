@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,10 @@ def test_ctrl_c_detaches_from_a_job_that_goes_on(box):
 
 
 def test_the_next_service_may_have_another_number_of_slots(box):
-    box("up", "--devices", "2", timeout_s=240)
+    with ThreadPoolExecutor(2) as both:  # two users of one account start the same service
+        shown = [*both.map(lambda _: box("up", "--devices", "2", timeout_s=240).stdout, range(2))]
+    assert sum(text.startswith("already up: ") for text in shown) == 1
+    assert sum(text.startswith("policy backfill, 2 devices") for text in shown) == 1
     assert box("run", "-g", "2", "--", "echo", "two").stdout == "two\n"
     box("down")
     assert "the agent does (process " in box("down", "--stop", code=3).stderr

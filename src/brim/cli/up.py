@@ -92,16 +92,22 @@ def up(
         return
     joined_file().unlink(missing_ok=True)  # who runs a controller uses it
     at = Client(runtime_folder() / "api.sock")
+    given = {"--devices": devices, "--policy": policy, "--allow": allow, "--tcp": tcp, "--user-gpus": user_gpus,
+             "--user-jobs": user_jobs, "--predictability": predictability}  # fmt: skip
+    wished = {option: _pairs(words)[option] for option, value in given.items() if value is not None}
     if at.is_there():
-        given = {"--devices": devices, "--policy": policy, "--allow": allow, "--tcp": tcp, "--user-gpus": user_gpus,
-                 "--user-jobs": user_jobs, "--predictability": predictability}  # fmt: skip
-        wished = _pairs(words)
-        _already_up(at, {option: wished[option] for option, value in given.items() if value is not None})
+        _already_up(at, wished)
         return
     compile_first(kernels())  # the first round would take a minute otherwise
     if foreground:
         _stay(words)
-    folder = start_cluster(at, words)
+    try:
+        folder = start_cluster(at, words)
+    except BrimError as error:
+        if error.exit_code != RefusedError.exit_code or not at.is_there():
+            raise
+        _already_up(at, wished)  # another `brim up` was faster
+        return
     print(_picture(at))
     print(f"socket {at.path}, log {folder / 'log'}; next: brim run -- COMMAND", file=sys.stderr)
 
