@@ -12,7 +12,7 @@ from brim.api.client import Client, NoControllerError
 from brim.cli.capture import CAPTURE_BYTES_MAX, requests_of, work_of
 from brim.cli.job_options import asked, merged
 from brim.cli.slurm_calls import slurm_calls
-from brim.cli.submit import _SLURM_CALLS, _accepted
+from brim.cli.submit import _SLURM_CALLS, _accepted, _changes
 from brim.errors import ConfigError
 from brim.gang.inherited import of_this_process
 
@@ -139,6 +139,28 @@ def test_tasks_are_told_only_where_the_script_asks_for_one(folder, line, said):
     (asked_for,) = requests_of(work, asked(work.options), {})
     env = read_capture(folder / "state/agent/captures", asked_for.capture, asked_for.digest).env
     assert (env.get("SLURM_NTASKS"), env.get("SLURM_NPROCS")) == (said, said)
+
+
+@pytest.mark.parametrize(("header", "given", "kept"), [
+    ("-J 'my job'", {}, "my-job"), ("-J 'my job'", {"name": "x"}, None), ("-J my-job", {}, None), ("-n 1", {}, None),
+    ("-J " + "x" * 65, {}, "x" * 64), ("-J a/b\n#BRIM --name c", {}, None),
+])  # fmt: skip
+def test_a_name_of_slurm_that_brim_does_not_keep_is_told(folder, header, given, kept):
+    file(folder / "job.sh", f"#!/bin/sh\n#SBATCH --gpus=1 {header}\n")
+    for words in (["./job.sh"], [file(folder / "job.yaml", "run: ./job.sh\n")]):
+        work = work_of(words)
+        told = list(_changes(work, merged(work.options, given)))
+        assert [line.partition("keep: ")[2] for line in told] == ([] if kept is None else [f"the job is {kept}"])
+
+
+@pytest.mark.parametrize(("text", "given", "told"), [
+    ("#SBATCH -c 2", {}, True), ("echo", {}, False), ("#SBATCH -c 2", {"gpus": "1"}, False),
+    ("#SBATCH -c 2\n#BRIM --devices cpu", {}, False), ("#SBATCH --gres=gpu:1", {}, False),
+    ("#SBATCH --gres=tmpdir:1", {}, True),
+])  # fmt: skip
+def test_a_script_for_slurm_that_asks_for_no_gpu_is_told_that_it_gets_one(folder, text, given, told):
+    work = work_of([file(folder / "job.sh", f"#!/bin/sh\n{text}\n")])
+    assert list(_changes(work, merged(work.options, given))) == ["no GPU is asked for: brim gives the job one"] * told
 
 
 def test_commands_of_slurm_in_a_script_for_slurm_are_found(folder):

@@ -10,7 +10,6 @@ import pytest
 from brim.cli.headers import read_headers
 from brim.cli.job_options import Dependency, asked, merged, read_line
 from brim.cli.jobfile import FILE_BYTES_MAX, read_jobfile
-from brim.cli.submit import _changes
 from brim.errors import ConfigError
 
 
@@ -142,25 +141,6 @@ def test_memory_of_a_gpu_that_is_none_is_named_by_its_option():
         asked({"gpu-mem": "0"})
 
 
-def test_a_name_that_brim_does_not_keep_is_told_and_an_empty_one_refused():
-    for name, kept, told in (("my job", "my-job", True), ("x" * 65, "x" * 64, True), ("my-job", "my-job", False)):
-        wants = asked({"name": name})
-        assert wants.fields["name"] == kept
-        said = f"name {name!r} has characters that brim does not keep: the job is {kept}"
-        assert list(_changes({"name": name}, wants, slurm=False)) == [said] * told
-    assert list(_changes({}, asked({}), slurm=False)) == []
-    with pytest.raises(ConfigError, match=r"^--name: found '', expected a name$"):
-        asked({"name": ""})
-
-
-@pytest.mark.parametrize(("options", "slurm", "told"), [
-    ({}, True, True), ({}, False, False), ({"gpus": "1"}, True, False), ({"devices": "cpu"}, True, False),
-])  # fmt: skip
-def test_a_script_for_slurm_that_asks_for_no_gpu_is_told_that_it_gets_one(options, slurm, told):
-    said = "no GPU is asked for: brim gives the job one"
-    assert list(_changes(options, asked(options), slurm=slurm)) == [said] * told
-
-
 def test_ranks():
     """One process per GPU on exactly two GPUs, which only a range of GPUs could ask for."""
     assert fields(gpus="2", ranks="per-gpu") == {"gpus": 2, "ranks": "per-gpu"}
@@ -237,7 +217,7 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("--cpus-per-gpu=6 --gpus 2", {"gpus": "2", "cpus": "12"}),
     ("-t 1-0", {"time": "1-0"}), ("--time=UNLIMITED", {}), ("--hold", {"hold": True}), ("--nice=5", {"priority": "-5"}),
     ("-H -J x", {"hold": True, "name": "x"}), ("--chdir=/tmp", {"chdir": "/tmp"}), ("-Jx", {"name": "x"}),
-    ("--job-name='my job (v2)'", {"name": "my job (v2)"}), ("--comment ''", {}), ("--mem=0", {}),
+    ("--job-name='my job (v2)'", {"name": "my-job--v2-"}), ("--comment ''", {}), ("--mem=0", {}),
     ("--begin=now+30", {"begin": "now+30s"}), ("-b now+1hour", {"begin": "now+1h"}), ("-b 16:00", {"begin": "16:00"}),
     ("--gres=gpu:a100:2,tmpdir:10G", {"gpus": "a100:2"}), ("--gres=tmpdir:10G,gpu:2", {"gpus": "2"}),
     ("--export=ALL,FOO=bar,LR=0.1", {"env": {"FOO": "bar", "LR": "0.1"}}), ("--export=ALL", {}), ("--gres=gpux:2", {}),

@@ -43,6 +43,7 @@ class Runnable:
         ignored: Options of Slurm that have no meaning here, with the reason.
         name: Name of the job where none is given.
         slurm: Variables of Slurm that the options of a script's headers mean; None for what has no such headers.
+        slurm_name: Name of the job as a script's headers of Slurm say it; empty without one.
         slurm_calls: Commands of Slurm that a script for Slurm calls and that know nothing of a job of brim.
     """
 
@@ -51,6 +52,7 @@ class Runnable:
     ignored: tuple[str, ...] = ()
     name: str
     slurm: Mapping[str, str] | None = None
+    slurm_name: str = ""
     slurm_calls: tuple[str, ...] = ()
 
 
@@ -71,7 +73,8 @@ def work_of(words: Sequence[str]) -> Runnable:
         said = read_jobfile(path)
         inner = work_of(said.command)
         return Runnable(command=inner.command, options=merged(said.options, inner.options), ignored=inner.ignored,
-                    name=valid_name(path.stem), slurm=inner.slurm, slurm_calls=inner.slurm_calls)
+                    name=valid_name(path.stem), slurm=inner.slurm, slurm_name=inner.slurm_name,
+                    slurm_calls=inner.slurm_calls)
     if path.is_file() and ("/" in words[0] or not _on_path(words[0], os.environ)):
         return _script(path, words[1:])
     return Runnable(command=tuple(words), options={}, name=_name_of(words))
@@ -97,7 +100,7 @@ def _script(path: Path, arguments: Sequence[str]) -> Runnable:
                           f"`dos2unix`, or `sed -i 's/\\r$//' {shlex.quote(str(path))}`")
     script = _copied(data) if shell else str(path)
     return Runnable(command=(*interpreter, script, *arguments), options=headers.options, ignored=headers.ignored,
-                name=valid_name(path.stem), slurm=headers.slurm,
+                name=valid_name(path.stem), slurm=headers.slurm, slurm_name=headers.slurm_name,
                 slurm_calls=() if headers.slurm is None else slurm_calls(text))
 
 

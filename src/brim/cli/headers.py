@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from brim.cli.job_options import asked, merged, read_dependencies, read_variables, read_words
+from brim.cli.job_options import asked, merged, read_dependencies, read_variables, read_words, valid_name
 from brim.errors import ConfigError
 from brim.units import parse_memory_mib
 
@@ -75,11 +75,13 @@ class Headers:
         options: Options of ``brim submit``.
         ignored: Slurm's options that were ignored, each with the reason.
         slurm: Variables that Slurm would set for what its options say; None without any header of Slurm.
+        slurm_name: Name of the job as Slurm's headers say it; empty without one.
     """
 
     options: Mapping[str, Any]
     ignored: tuple[str, ...]
     slurm: Mapping[str, str] | None
+    slurm_name: str
 
 
 def read_headers(text: str, file: str) -> Headers:
@@ -109,7 +111,8 @@ def read_headers(text: str, file: str) -> Headers:
     options, ignored = _translated(theirs, lines)
     if not ours.get("env"):
         ours.pop("env", None)
-    return Headers(merged(options, ours), tuple(ignored), _variables(theirs) if slurm else None)
+    return Headers(merged(options, ours), tuple(ignored), _variables(theirs) if slurm else None,
+                   theirs.get("job-name", ""))
 
 
 def _variables(theirs: Mapping[str, str]) -> dict[str, str]:
@@ -193,7 +196,7 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
 _COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes")
 """Options that say how often others count, in the order in which each is looked at beside those before it."""
 _SAME: Final = {
-    "chdir": "chdir", "priority": "priority", "array": "array", "job-name": "name",
+    "chdir": "chdir", "priority": "priority", "array": "array",
 }  # fmt: skip
 
 
@@ -244,10 +247,13 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         "begin": lambda: {"begin": _moment(value)},
         "deadline": lambda: {"deadline": _moment(value)},
         "export": lambda: _exported(value),
+        "job-name": lambda: {"name": valid_name(value)},
     }
-    if name in _SAME and value:
+    if name in (*_SAME, "job-name") and not value:
+        raise ConfigError(value)
+    if name in _SAME:
         return {_SAME[name]: value}
-    if name in _SAME or name == "gpus-per-socket" or (name == "tres-per-task" and "gpu" in value):
+    if name == "gpus-per-socket" or (name == "tres-per-task" and "gpu" in value):
         raise ConfigError(value)
     if name == "nodes" and value == "1":
         return {}

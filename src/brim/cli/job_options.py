@@ -155,9 +155,7 @@ def asked(options: Options) -> Asked:
     """
     fields: dict[str, Any] = {"attempts_max": 1}  # what fails is not repeated; faults of the node do not count
     if "name" in options:
-        if not options["name"]:
-            raise _unclear("name", "", "a name")
-        fields["name"] = valid_name(options["name"])
+        fields["name"] = options["name"]
     fields.update(_gpus(options.get("gpus", "1")))
     if "cpus" in options:
         fields["cpus_per_gpu"] = _number("cpus", options["cpus"]) / fields["gpus"]

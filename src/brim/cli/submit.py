@@ -16,7 +16,7 @@ import typer
 from brim.api.wire import SCHEMA
 from brim.cli.completion import complete_dependency, complete_job
 from brim.cli.controller import client, ensure_agent, find_awaited, find_job
-from brim.cli.job_options import asked, merged, read_variables
+from brim.cli.job_options import asked, merged, read_variables, valid_name
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
@@ -24,7 +24,7 @@ from brim.errors import BrimError, NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from brim.api.client import Client, JobIds
-    from brim.cli.job_options import Asked
+    from brim.cli.capture import Runnable
     from brim.live.requests import JobRequest
 
 app = typer.Typer()
@@ -266,7 +266,7 @@ def _submit(
         after.setdefault(one.field, []).extend(find_awaited(at, one.job))
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
-    for line in _changes(options, wants, slurm=work.slurm is not None):
+    for line in _changes(work, options):
         print(f"brim: {line}", file=sys.stderr)
     for call in work.slurm_calls:
         print(f"brim: the script calls {call}, which knows nothing of jobs of brim{_SLURM_CALLS[call]}",
@@ -287,12 +287,12 @@ def _submit(
     return ids
 
 
-def _changes(options: Mapping[str, Any], wants: Asked, *, slurm: bool) -> Iterator[str]:
-    """What a job is that nobody wrote so, in lines."""
-    name, kept = options.get("name", ""), wants.fields.get("name", "")
-    if name != kept:
-        yield f"name {name!r} has characters that brim does not keep: the job is {kept}"
-    if slurm and "gpus" not in options and "devices" not in options:
+def _changes(work: Runnable, options: Mapping[str, Any]) -> Iterator[str]:
+    """What a job of a script for Slurm is that the script does not say so, in lines."""
+    said, kept = work.slurm_name, valid_name(work.slurm_name)
+    if said not in ("", kept) and options["name"] == kept:
+        yield f"name {said!r} has characters that brim does not keep: the job is {kept}"
+    if work.slurm is not None and "gpus" not in options and "devices" not in options:
         yield "no GPU is asked for: brim gives the job one"
 
 
