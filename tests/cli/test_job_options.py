@@ -289,8 +289,9 @@ def test_what_nodes_and_tasks_mean_together_is_said_with_the_number_that_counts(
     "--nice=x", "--job-name=", "--array=", "'",
 ])  # fmt: skip
 def test_what_slurm_would_do_and_brim_cannot_is_an_error_with_its_line(line):
-    with pytest.raises(ConfigError, match=r"^job.sh, line 2: "):
-        read_headers(f"#!/bin/sh\n#SBATCH {line}\n", "job.sh")
+    for first in ("#!/bin/sh", "#SBATCH --nodes=2"):
+        with pytest.raises(ConfigError, match=r"^job.sh, line 2: "):
+            read_headers(f"{first}\n#SBATCH {line}\n", "job.sh")
 
 
 @pytest.mark.parametrize(("line", "said"), [

@@ -172,13 +172,9 @@ def _whole_name(name: str, where: str) -> str:
 def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     options: dict[str, Any] = {}
     ignored: list[str] = []
+    means = {name: _one_of_line(name, theirs, lines[name]) for name in theirs}
     for name, value in theirs.items():
-        try:
-            found = _one(name, value, theirs)
-        except (ValueError, ConfigError):
-            where = f"{lines[name]}: --{name}"
-            expected = _EXPECTED.get(name, "a value that brim can keep")
-            raise ConfigError(f"{where}: found {value!r}, expected {expected}") from None
+        found = means[name]
         if found is None:
             why = _WHY.get(name, "it has no meaning here")
             times = [f"--{other} counts {_times_of(other, theirs):g} times"
@@ -188,9 +184,17 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
         else:
             options.update(found)
             if name == "gres":
-                others = [part for part in value.split(",") if part != _gpus_of_gres(value)]
+                others = [part for part in _resources(value) if part != _gpus_of_gres(value)]
                 ignored += [f"--gres={part}: brim gives out GPUs, cores and memory" for part in others]
     return options, ignored
+
+
+def _one_of_line(name: str, theirs: Mapping[str, str], where: str) -> dict[str, Any] | None:
+    try:
+        return _one(name, theirs[name], theirs)
+    except (ValueError, ConfigError):
+        expected = _EXPECTED.get(name, "a value that brim can keep")
+        raise ConfigError(f"{where}: --{name}: found {theirs[name]!r}, expected {expected}") from None
 
 
 _COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes")
@@ -227,7 +231,6 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
     """Options of brim that one of Slurm's means; None if there are none."""
     gpus = _count(_gpus(theirs))
     tasks = _tasks(theirs)
-    cores = float(theirs.get("cpus-per-task") or 1) * tasks
     makes: dict[str, Callable[[], dict[str, Any]]] = {
         "gres": lambda: {"gpus": _checked_gpus(theirs)},
         "gpus": lambda: {"gpus": _checked_gpus(theirs)},
@@ -236,7 +239,7 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         "cpus-per-task": lambda: {"cpus": f"{float(value) * tasks:g}"},
         "cpus-per-gpu": lambda: {"cpus": f"{float(value) * gpus:g}"},
         "mem": lambda: {"mem": f"{parse_memory_mib(value)}M"},
-        "mem-per-cpu": lambda: {"mem": f"{round(parse_memory_mib(value) * cores)}M"},
+        "mem-per-cpu": lambda: {"mem": f"{round(parse_memory_mib(value) * _cores(theirs))}M"},
         "mem-per-gpu": lambda: {"mem": f"{parse_memory_mib(value) * gpus}M"},
         "time": lambda: {"time": _slurm_time(value)},
         "dependency": lambda: {"depends-on": _dependency(value)},
@@ -285,6 +288,10 @@ def _nodes(theirs: Mapping[str, str]) -> int:
 
 def _tasks(theirs: Mapping[str, str]) -> int:
     return _number(theirs, "ntasks") if "ntasks" in theirs else _nodes(theirs) * _number(theirs, "ntasks-per-node")
+
+
+def _cores(theirs: Mapping[str, str]) -> float:
+    return float(theirs.get("cpus-per-task") or 1) * _tasks(theirs)
 
 
 def _number(theirs: Mapping[str, str], name: str) -> int:
