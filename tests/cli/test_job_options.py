@@ -209,6 +209,7 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("-n 4 --gpus-per-task=1", {"gpus": "4"}), ("-N 2 --ntasks-per-node=2 --gpus-per-task=2", {"gpus": "8"}),
     ("-n 2 --ntasks-per-node=1 --gres=gpu:2", {"gpus": "4"}),
     ("-n 5 --ntasks-per-node=2 --gpus-per-node=a100:1", {"gpus": "a100:3"}),
+    ("-N 2 --gres=gpu:a100", {"gpus": "a100:2"}), ("-s -Q -W -B 1:2 -m block -c 2", {"cpus": "2"}),
     ("-N 1 --ntasks-per-node=8 -c 8", {"cpus": "64"}), ("-N 2 -c 8", {"cpus": "16"}),
     ("-N 2 -n 3 --ntasks-per-node=2 -c 8 --mem-per-cpu=1G", {"cpus": "24", "mem": "24576M"}),
     ("-N 2-4 --ntasks-per-node=2 --mem-per-cpu=1G", {"mem": "4096M"}),

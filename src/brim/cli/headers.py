@@ -21,7 +21,9 @@ _SHORT: Final = {
     "J": "job-name", "G": "gpus", "c": "cpus-per-task", "t": "time", "d": "dependency", "a": "array", "D": "chdir",
     "b": "begin", "H": "hold", "o": "output", "e": "error", "p": "partition", "A": "account", "N": "nodes",
     "n": "ntasks", "q": "qos", "C": "constraint", "w": "nodelist", "x": "exclude", "i": "input",
-    "M": "clusters", "L": "licenses",
+    "M": "clusters", "L": "licenses", "B": "extra-node-info", "F": "nodefile", "S": "core-spec", "m": "distribution",
+    "O": "overcommit", "Q": "quiet", "V": "version", "W": "wait", "h": "help", "k": "no-kill", "s": "oversubscribe",
+    "v": "verbose",
 }  # fmt: skip
 _LONG: Final = (
     "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster", "cluster-constraint",
@@ -224,7 +226,8 @@ def _without(theirs: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 def _amount(found: Mapping[str, Any]) -> float:
     """The number of ``{"gpus": "a100:4"}``, ``{"cpus": "8"}`` or ``{"mem": "2048M"}``."""
-    return float(next(iter(found.values())).rpartition(":")[2].removesuffix("M"))
+    number = next(iter(found.values())).rpartition(":")[2].removesuffix("M")
+    return 1.0 if number[:1].isalpha() else float(number)  # a type of GPU alone means one
 
 
 def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | None:
@@ -324,8 +327,10 @@ def _gpus(theirs: Mapping[str, str]) -> str:
 
 
 def _times(gpus: str, count: int) -> str:
-    """So many times these GPUs; the text as it is if it is no number, which is refused elsewhere."""
+    """So many times these GPUs; the text as it is if it is neither number nor type, which is refused elsewhere."""
     kind, colon, number = gpus.rpartition(":")
+    if count > 1 and number[:1].isalpha():
+        return f"{gpus}:{count}"
     return f"{kind}{colon}{int(number) * count}" if number.isascii() and number.isdigit() else gpus
 
 
