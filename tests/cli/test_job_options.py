@@ -287,7 +287,7 @@ def test_what_nodes_and_tasks_mean_together_is_said_with_the_number_that_counts(
 @pytest.mark.parametrize("line", [
     "--dependency=singleton", "-d after:3", "-d afterok:1?afterok:2", "-d afterany:", "--mem=x",
     "--cpus-per-task=x", "--gpus-per-task=x", "--ntasks=x", "--ntasks-per-node=x", "job.sh",
-    "--nice=x", "--job-name=", "--array=", "'",
+    "--nice=x", "--job-name=", "--array=", "--mem-per-cpu=1 -c inf", "'",
 ])  # fmt: skip
 def test_what_slurm_would_do_and_brim_cannot_is_an_error_with_its_line(line):
     for first in ("#!/bin/sh", "#SBATCH --nodes=2"):

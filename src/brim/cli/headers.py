@@ -194,7 +194,7 @@ def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[di
 def _one_of_line(name: str, theirs: Mapping[str, str], where: str) -> dict[str, Any] | None:
     try:
         return _one(name, theirs[name], theirs)
-    except (ValueError, ConfigError):
+    except (ValueError, OverflowError, ConfigError):
         expected = _EXPECTED.get(name, "a value that brim can keep")
         raise ConfigError(f"{where}: --{name}: found {theirs[name]!r}, expected {expected}") from None
 
