@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import agent_folder
 from brim.agent.starting import start_process
+from brim.cli.controller import agent_runs
 from brim.core.gpu_names import CPU
-from brim.errors import BrimError
+from brim.errors import BrimError, NotFoundError, RefusedError, UserError
 
 if TYPE_CHECKING:
     from brim.api.client import Client
@@ -70,7 +71,11 @@ def start_agent(at: Client) -> None:
         BrimError: the agent ended, or does not answer.
     """
     started = start_process("brim.agent", agent_words(at), agent_folder())
-    wait_for(lambda: agent_is_known(at), started, "the agent", agent_folder() / "log")
+    try:
+        wait_for(lambda: agent_is_known(at), started, "the agent", agent_folder() / "log")
+    except RefusedError:  # another process has started it at the same time
+        if not comes(lambda: agent_is_known(at), agent_runs):
+            raise
 
 
 def agent_is_known(at: Client) -> bool:
@@ -88,12 +93,19 @@ def wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], what: s
     while not done():
         code = process.poll()
         if code is not None:
-            error = BrimError(f"{what} ended with exit code {code}: {_last_line(log)}; see {log}")
-            error.exit_code = code if code in (2, 3, 4) else 1
-            raise error
+            kind = {2: UserError, 3: NotFoundError, 4: RefusedError}.get(code, BrimError)
+            raise kind(f"{what} ended with exit code {code}: {_last_line(log)}; see {log}")
         if time.monotonic() > end:
             raise BrimError(f"{what} does not answer after {START_S:g} s; see {log}")
         time.sleep(LOOK_S)
+
+
+def comes(done: Callable[[], bool], may_come: Callable[[], bool]) -> bool:
+    """Wait until something is so, as long as it may come to be; return whether it is."""
+    end = time.monotonic() + START_S
+    while not (found := done()) and may_come() and time.monotonic() < end:
+        time.sleep(LOOK_S)
+    return found
 
 
 def _last_line(log: Path) -> str:

@@ -103,8 +103,8 @@ def up(
         _stay(words)
     try:
         folder = start_cluster(at, words)
-    except BrimError as error:
-        if error.exit_code != RefusedError.exit_code or not at.is_there():
+    except RefusedError:
+        if not at.is_there():
             raise
         _already_up(at, wished)  # another `brim up` was faster
         return
@@ -224,6 +224,9 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
     Raises:
         RefusedError: what was wished is not so: it has to be started anew. No agent is started then.
     """
+    from brim.cli.agents import comes
+
+    comes(at.is_recovered, at.is_there)  # another `brim up` may have just started it
     status = at.status()["status"]
     devices = counted(status["devices"], "device", "devices")
     print(f"already up: process {status['pid']}, policy {status['policy']}, {devices}")
