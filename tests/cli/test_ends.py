@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,8 +89,9 @@ def test_ctrl_c_detaches_from_a_job_that_goes_on(box):
 
 
 def test_the_next_service_may_have_another_number_of_slots(box):
-    with ThreadPoolExecutor(2) as both:  # two users of one account start the same service
-        shown = [*both.map(lambda _: box("up", "--devices", "2", timeout_s=240).stdout, range(2))]
+    both = [started(box, "up", "--devices", "2") for _ in range(2)]  # in two terminals at once
+    shown = [one.communicate(timeout=240)[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0]
     assert sum(text.startswith("already up: ") for text in shown) == 1
     assert sum(text.startswith("policy backfill, 2 devices") for text in shown) == 1
     assert box("run", "-g", "2", "--", "echo", "two").stdout == "two\n"
