@@ -175,7 +175,7 @@ def test_inference_is_that_of_scikit_learn(found, trained, monkeypatch):
     real = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", lambda name, *rest, **named: (_ for _ in ()).throw(
         ImportError(name)) if name.startswith("sklearn") else real(name, *rest, **named))
-    read = parse(toml(trained, {"data": "made up"}), "mine.toml")
+    read = parse(toml(trained, {"data": 'made\x01 "up" \\ \n\x7f\u00fc'}), "mine.toml")
     own = read.probability(found.features)
     odds = np.log(own / (1 - own))
     slope, offset = np.polyfit(logit, odds, 1)  # the calibration is a line on the logit

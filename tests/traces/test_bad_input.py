@@ -25,6 +25,11 @@ def message(path, format_name=None):
     return str(caught.value)
 
 
+def test_standard_input_that_is_closed_is_said_to_be(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert message("-") == "standard input: found a closed stream, expected a trace"
+
+
 def test_files_that_are_no_trace(tmp_path):
     assert "no such file" in message(tmp_path / "absent")
     assert "a folder" in message(tmp_path)

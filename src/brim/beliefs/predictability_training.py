@@ -241,4 +241,5 @@ def toml(trained: TrainedClassifier, card: dict[str, str]) -> str:
 
 
 def _text(value: str) -> str:
-    return '"' + value.replace("\\", "/").replace('"', "'").replace("\n", " ") + '"'
+    plain = value.replace("\\", "/").replace('"', "'")
+    return '"' + "".join(sign if sign.isprintable() else " " for sign in plain) + '"'

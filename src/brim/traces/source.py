@@ -73,6 +73,8 @@ def open_source(path: str | Path) -> Source:
     try:
         if file == STDIN:
             file = "standard input"
+            if sys.stdin is None:  # the caller has closed it
+                raise TraceError(file, found="a closed stream", expected="a trace")
             data = sys.stdin.buffer.read()
         else:
             data = Path(path).read_bytes()
