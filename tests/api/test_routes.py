@@ -182,7 +182,8 @@ def test_a_user_and_the_admin_see_and_change_a_job(app, uid):
 @pytest.mark.parametrize("what", OF_ONE_JOB)
 def test_a_job_is_named_by_a_number(app, what):
     submit(app)
-    for job in ("0", "-1", "1.0", "1e3", "x", "%31%2e", "..", "1%00", "9" * 30, "\u0661", "1/../2", " 1", ""):
+    long = ("9" * 30, "9" * 5_000)
+    for job in ("0", "-1", "1.0", "1e3", "x", "%31%2e", "..", "1%00", *long, "\u0661", "1/../2", " 1", ""):
         assert ask(app, "GET", f"/v1/jobs/{job}{what}", uid=ANN).status in (404, 405, 422), job
 
 

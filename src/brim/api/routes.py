@@ -12,6 +12,7 @@ from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
+from starlette.convertors import IntegerConvertor, register_url_convertor
 
 from brim.api.auth import Caller
 from brim.api.client import PAGE_MAX
@@ -54,6 +55,14 @@ _BODY: Final = {"requestBody": {"required": True, "content": {"application/json"
     }},
 ]}}}}}  # fmt: skip
 
+
+class _IdConvertor(IntegerConvertor):
+    """Ids in paths: Python reads no number of thousands of digits, and there is no job of more than these."""
+
+    regex = "[0-9]{1,40}"
+
+
+register_url_convertor("id", _IdConvertor())
 router = APIRouter()
 
 
@@ -174,7 +183,7 @@ async def jobs(
     return JSONResponse({"schema": SCHEMA, "now_ms": at.now_ms(), "jobs": shown})
 
 
-@router.get("/v1/jobs/{job:int}", response_model=OneJob)
+@router.get("/v1/jobs/{job:id}", response_model=OneJob)
 async def one_job(at: At, by: By, job: Id) -> Response:
     """Show a job."""
     return JSONResponse({"schema": SCHEMA, "now_ms": at.now_ms(), "job": plain_job(_own(at, by, job))})
@@ -206,7 +215,7 @@ def _changed(now_ms: int, answers: Mapping[int, JobRecord | BrimError]) -> Respo
     return JSONResponse({"schema": SCHEMA, "now_ms": now_ms, "jobs": jobs, "refused": refused})
 
 
-@router.get("/v1/jobs/{job:int}/explain")
+@router.get("/v1/jobs/{job:id}/explain")
 async def explain(
     at: At, ahead: Ahead, by: By, job: Id,
     changes: Annotated[bool, Query(description="Try what would let it run; else only say why.")] = True,
@@ -234,7 +243,7 @@ async def eta(
     return {"schema": SCHEMA, "forecasts": found, "hits": hits}
 
 
-@router.get("/v1/jobs/{job:int}/log", response_class=PlainTextResponse)
+@router.get("/v1/jobs/{job:id}/log", response_class=PlainTextResponse)
 def log(
     at: At, by: By, job: Id,
     rank: Annotated[int, Query(ge=0, le=9_999)] = 0,
