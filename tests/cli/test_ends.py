@@ -130,6 +130,14 @@ def test_a_policy_whose_error_ends_the_service_is_named_until_another_one_takes_
     assert "there is none: start one" in box("ps", code=1).stderr
 
 
+def test_a_service_that_was_refused_beside_another_is_not_the_last_that_ended(box, folder):
+    box("up", "--devices", "1", timeout_s=240)
+    refused = box("up", "--devices", "1", code=4, BRIM_RUNTIME=str(folder / "other")).stderr
+    assert "already uses" in refused
+    box("down", "--stop")
+    assert "there is none: start one" in box("ps", code=1).stderr
+
+
 def test_a_runtime_folder_that_is_a_link_is_refused(box, folder):
     (folder / "elsewhere").mkdir(0o700)
     box.run_folder.symlink_to(folder / "elsewhere")

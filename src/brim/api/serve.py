@@ -186,8 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--predictability", default="", metavar="FILE", help="a file of brim predictability fit")
     options = parser.parse_args(arguments)
     allowed = frozenset(int(uid) for uid in options.allow.split(",") if uid)
-    with contextlib.suppress(OSError):  # of a full disk, on which it can serve
-        sys.stderr.write(f"brim controller begins: process {os.getpid()}, version {__version__}\n")
+    _log(f"brim controller begins: process {os.getpid()}, version {__version__}")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises again what has ended it, before the service has stopped
     try:
@@ -217,7 +216,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"{ENDED_BY}{error.filename or 'cannot start'}: {error.strerror or error}\n")
         return 1
+    _log(f"brim controller has ended: process {os.getpid()}")
     return 0
+
+
+def _log(text: str) -> None:
+    """Write a line to the log, unless its disk is full: a controller can serve then."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
 
 
 def _controller(devices: str, policy: str, user_gpus: int, predictability: str) -> Controller:

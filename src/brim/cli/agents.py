@@ -74,7 +74,7 @@ def start_agent(at: Client) -> None:
     try:
         wait_for(lambda: agent_is_known(at), started, "the agent", agent_folder() / "log")
     except RefusedError:  # another process has started it at the same time
-        if not comes(lambda: agent_is_known(at), agent_runs):
+        if not wait_until(lambda: agent_is_known(at), agent_runs):
             raise
 
 
@@ -100,8 +100,8 @@ def wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], what: s
         time.sleep(LOOK_S)
 
 
-def comes(done: Callable[[], bool], may_come: Callable[[], bool]) -> bool:
-    """Wait until something is so, as long as it may come to be; return whether it is."""
+def wait_until(done: Callable[[], bool], may_come: Callable[[], bool]) -> bool:
+    """Wait until something is done, as long as it may still be and ``START_S`` at most; return whether it is."""
     end = time.monotonic() + START_S
     while not (found := done()) and may_come() and time.monotonic() < end:
         time.sleep(LOOK_S)

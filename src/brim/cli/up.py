@@ -224,9 +224,9 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
     Raises:
         RefusedError: what was wished is not so: it has to be started anew. No agent is started then.
     """
-    from brim.cli.agents import comes
+    from brim.cli.agents import wait_until
 
-    comes(at.is_recovered, at.is_there)  # another `brim up` may have just started it
+    wait_until(at.is_recovered, at.is_there)  # another `brim up` may have just started it
     status = at.status()["status"]
     devices = counted(status["devices"], "device", "devices")
     print(f"already up: process {status['pid']}, policy {status['policy']}, {devices}")
