@@ -288,7 +288,7 @@ def _submit(
 
 
 def _changes(work: Runnable, options: Mapping[str, Any]) -> Iterator[str]:
-    """What a job of a script for Slurm is that the script does not say so, in lines."""
+    """Say, a line each, in what a job differs from what its script for Slurm asks for."""
     said, kept = work.slurm_name, valid_name(work.slurm_name)
     if said not in ("", kept) and options["name"] == kept:
         yield f"name {said!r} has characters that brim does not keep: the job is {kept}"
