@@ -191,11 +191,21 @@ RATE = "optimizer.param_groups[0]['lr'] = 0.01 * 0.8**run.steps_done"
 def test_a_rate_that_waits_for_the_answer_of_step_is_found(checked, sizes):
     """The step is undone, and its rate with it; the repeated attempt does not set it again."""
     script = SCRIPT.format(above="stepped = True", inside=f"if stepped: {RATE}", workers=4, epochs=2, checkpoint=None)
-    code, out, _ = checked("--sizes", sizes, script=script.replace("run.step()", "stepped = run.step()"))
-    assert code == 1
+    code, out, err = checked("--sizes", sizes, script=script.replace("run.step()", "stepped = run.step()"))
+    assert (code, err) == (1, "")
     assert "after step 5\n" in out
     assert "step 5 was undone once on purpose" in out
     assert "behind run.begins_step, not behind the value that run.step() returns" in out
+
+
+def test_a_rank_that_is_late_undoes_the_same_attempt_of_the_step(checked):
+    """Rank 1 lets rank 0 run ahead: after step 4, and before it looks at the sums that backward began."""
+    script = SCRIPT.format(above="import time\nstepped = True", inside=f"if stepped: {RATE}", workers=4, epochs=2,
+                           checkpoint=None)  # fmt: skip
+    late = "time.sleep(run.rank)\n        stepped = run.step()\n        time.sleep(run.rank * (run.steps_done == 4))"
+    code, out, err = checked("--sizes", "1,2", script=script.replace("run.step()", late))
+    assert (code, err) == (1, "")
+    assert "step 5 was undone once on purpose" in out
 
 
 def test_a_rate_behind_begins_step_and_a_carried_count_pass(checked):

@@ -316,10 +316,6 @@ class TrainingStep:
         """Sum over the ranks, update the parameters, commit."""
         plan, ranks, job = self.plan, self._ranks, self._job
         assert plan is not None
-        if self._undoes():
-            self._undone.add(job.position.step + 1)
-            self.on_broken(BrokenGroupError("brim.train.check undoes this step"))
-            return False
         self.consistency.check_trained()
         idle = plan.idle(ranks.size)
         before = self._to_set_again
@@ -338,11 +334,16 @@ class TrainingStep:
             group = ranks.group
             if group is not None and group.aborted:
                 raise BrokenGroupError(f"the group of generation {group.generation} has ended")
+            if self._undoes():  # here, since all ranks have committed the step before
+                raise BrokenGroupError("brim.train.check undoes this step")
             self._require_equal(summary, idle)
         except BrokenGroupError as error:
             undone = self.consistency.plain_settings()
             self.on_broken(error)
-            self._to_set_again = job.position.steps_done, undone, self.consistency.plain_settings()
+            if self._undoes():
+                self._undone.add(job.position.step + 1)
+            else:
+                self._to_set_again = job.position.steps_done, undone, self.consistency.plain_settings()
             return False
         self.timer.sync_s += time.perf_counter() - began_s
         self._commands.agreed, self._commands.leave_agreed = min(summary.newest_commands, default=0), summary.leave
