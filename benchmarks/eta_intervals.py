@@ -41,9 +41,10 @@ from brim.core.trace import NONE, Trace
 from brim.engine.journal import Decision, Journal
 from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
-from brim.foresight.calibration import COVERAGE, ERRORS_ELSEWHERE, RECORD_MAX, past_forecasts, root
+from brim.foresight.calibration import COVERAGE, ERRORS_ELSEWHERE, RECORD_MAX, Calibration, relative_error
 from brim.foresight.run_times import ObservedRun, RunTimesByKind
 from brim.foresight.start_interval import DRAWS, drawn, stated
+from brim.live.records import PastForecast
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
 from brim.sim.continuation import Outset
@@ -63,7 +64,7 @@ TRACES: Final = {
 CHOSEN_ON: Final = "itp03"
 """The trace on which constants were chosen, ours and those of the average; the others were not looked at for that."""
 CASES: Final = tuple(f"{trace}:{policy}" for trace in TRACES for policy in ("fifo", "backfill"))
-STARTS: Final = 1_050
+STARTS: Final = 5_250
 HISTORY_MAX: Final = 2_000
 UNCALIBRATED_LAST: Final = 30
 RESAMPLES: Final = 1_000
@@ -115,7 +116,7 @@ def asked(trace: Trace, cluster: Cluster, policy: Policy, found: Replay, log: Lo
     scheduler = Scheduler(cluster, policy, Beliefs(run_times=ESTIMATES["limits"]), users=user_names(trace))
     specs = specs_of(trace, cluster, Rigid(trace))
     ended: list[tuple[int, int]] = []
-    record: list[tuple[int, int, int, int]] = []
+    record: list[PastForecast] = []
     rows = []
     for entry in log.entries:
         if isinstance(entry, Event):
@@ -131,9 +132,9 @@ def asked(trace: Trace, cluster: Cluster, policy: Policy, found: Replay, log: Lo
             if scheduler.state.phase(job) is not Phase.PENDING:
                 continue
             starts_D, ahead = _continued(scheduler, trace, specs, ended[-HISTORY_MAX:], job, now_ms)
-            said = stated(starts_D, now_ms, past_forecasts(record[-RECORD_MAX:], now_ms))
+            said = stated(starts_D, now_ms, Calibration(record[-RECORD_MAX:], now_ms))
             if said is not None:
-                record.append((now_ms, said.expected_ms, start_ms, NONE))
+                record.append(PastForecast(now_ms, said.expected_ms, said.first_ms, said.last_ms, start_ms, NONE))
                 unused = [np.nan] * (DRAWS - len(starts_D))
                 rows.append((*ahead, now_ms, start_ms - now_ms, said.low_ms - now_ms, said.high_ms - now_ms,
                              *(starts_D - now_ms), *unused))
@@ -226,12 +227,16 @@ def chosen(cases: dict[str, Peers]) -> str | None:
 def errors(cases: dict[str, Peers]) -> None:
     """Print the errors with which the record of a new cluster begins: those on the trace of the choice."""
     found = [
-        root(case.forecasts.wait * MS_PER_S) - root(np.nanmean(case.forecasts.drawn, axis=1) * MS_PER_S)
+        relative_error(*(
+            wait_s * MS_PER_S for wait_s in (
+                case.forecasts.wait, *(at(case.forecasts.drawn, axis=1) for at in (np.nanmean, np.nanmin, np.nanmax))
+            )
+        ))
         for name, case in cases.items() if name.startswith(f"{CHOSEN_ON}:")
     ]
     if found:
         parts = (np.arange(len(ERRORS_ELSEWHERE)) + 0.5) / len(ERRORS_ELSEWHERE)
-        print(f"errors on {CHOSEN_ON}: {np.round(np.quantile(np.concatenate(found), parts), 1).tolist()}")
+        print(f"errors on {CHOSEN_ON}: {np.round(np.quantile(np.concatenate(found), parts), 2).tolist()}")
 
 
 def report(case: Peers, beforehand: str | None) -> None:

@@ -15,6 +15,7 @@ from brim.api.client import _body, _error
 from brim.api.routes import SUBMISSION_BYTES_MAX, _read
 from brim.api.wire import plain_job, read_job, redacted
 from brim.foresight.foresight import Foresight
+from brim.live.records import StartForecast
 from brim.live.requests import ID_MAX, JOBS_MAX, REQUEST_BYTES_MAX
 from brim.live.store.errors import NotAcceptedError, TooManyJobsError
 from tests.api.asking import ask
@@ -369,7 +370,7 @@ def test_a_forecast_says_what_is_missing_and_how_good_others_were(app, service):
     assert [(one["job"], one["missing"]) for one in answer.plain["forecasts"]] == [(1, "it is held: user"), (2, "")]
     assert answer.plain["forecasts"][1]["start_s"] == [0, 2]
     assert answer.plain["hits"] == {"jobs": 3, "hits": 2}
-    assert service.noted == {2: (5_000, 5_000, 7_000)}
+    assert service.noted == {2: StartForecast(5_000, 5_000, 7_000, first_ms=5_000, last_ms=7_000)}
     assert [one["job"] for one in ask(app, "GET", "/v1/eta?job=2", uid=ANN).plain["forecasts"]] == [2]
     assert ask(app, "GET", "/v1/eta", uid=OWNER).plain["forecasts"] == [], "without ids, of one's own jobs"
     assert len(ask(app, "GET", "/v1/eta?job=1&job=2&job=3", uid=OWNER).plain["forecasts"]) == 3

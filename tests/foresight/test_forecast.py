@@ -10,11 +10,11 @@ import pytest
 from brim.agent.protocol import ENDED, QUARANTINED, RUNNING, DeviceSeen
 from brim.core.events import Event, Kind, Report, Sample
 from brim.foresight.answers import Forecast
-from brim.foresight.calibration import RECORD_MAX, PastForecast
+from brim.foresight.calibration import SPAN_MS, SPANS_ELSEWHERE
 from brim.foresight.forecast import forecasts
 from brim.live.inputs import Cancel, Device, Hold
 from brim.live.recording import Holding, RecordedAttempt, RecordedJob
-from brim.live.records import JobRecord
+from brim.live.records import JobRecord, PastForecast
 from brim.live.situation import situation_of
 from brim.policies.presets import find_policy
 from tests.live.test_controller import Desk
@@ -46,6 +46,15 @@ def ahead(desk: Desk, history: list[RecordedJob], *jobs: int, seed: int = 1, rec
     found = forecasts(situation_of(desk.controller, desk.now_ms), history, jobs, seed, record)
     assert desk.controller.save() == before
     return list(found)
+
+
+def came(number: int, expected_s: float, wait_s: float, drawn_s: tuple[float, float] | None = None) -> PastForecast:
+    """A forecast of an earlier half day, whose job has started."""
+    made_ms = -(number + 1) * SPAN_MS
+    expected_ms, first_ms, last_ms, start_ms = (
+        made_ms + round(at_s * S) for at_s in (expected_s, *(drawn_s or (expected_s, expected_s)), wait_s)
+    )
+    return PastForecast(made_ms, expected_ms, first_ms, last_ms, start_ms, start_ms)
 
 
 def queue(policy: str = "fifo", devices: int = 1, **first) -> Desk:
@@ -103,7 +112,8 @@ def test_with_a_record_the_interval_covers_as_many_starts_as_it_says():
         hits += found.start_s[0] <= truth_s <= found.start_s[1]
         if trial < 40:
             assert hits == trial + 1, "another cluster's errors are larger than those of one distribution"
-            record += [PastForecast(0, found.expected_s * S, round(truth_s * S), True)] * (RECORD_MAX // 40)
+            each = SPANS_ELSEWHERE // 40 + 1
+            record += [came(each * trial + more, found.expected_s, truth_s, found.drawn_s) for more in range(each)]
     assert 41 <= hits - 40 <= 55, "80 % of 60 are 48"
 
 
@@ -314,7 +324,7 @@ def test_the_record_of_earlier_forecasts_makes_the_interval_and_no_end_is_before
     """Twenty jobs started three times as late as expected."""
     history = past("a", *[60] * 9) + past("b", *[30] * 9)
     desk = queue()
-    record = [PastForecast(0, 100 * S, 300 * S, True)] * 20
+    record = [came(0, 100, 300)] * 20
     situation = situation_of(desk.controller, desk.now_ms)
     (raw,), (second,) = forecasts(situation, history, [2]), forecasts(situation, history, [2], record=record)
     assert second.expected_s == raw.expected_s

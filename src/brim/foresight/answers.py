@@ -110,15 +110,17 @@ class Forecast:
         start_s: When it next starts; None if it runs, or there is no basis.
         expected_s: When the continuations of the queue expect that, from which earlier forecasts say how far it may be;
             None as ``start_s``.
+        drawn_s: From the first to the last start in these continuations; None as ``start_s``.
         end_s: When it ends; None if there is no basis.
         basis: What its run time was drawn from.
         missing: Why there is no interval; empty if there is.
     """
 
     job: int
-    start_s: tuple[int, int] | None
-    expected_s: int | None
-    end_s: tuple[int, int] | None
+    start_s: tuple[int, int] | None = None
+    expected_s: int | None = None
+    drawn_s: tuple[int, int] | None = None
+    end_s: tuple[int, int] | None = None
     basis: str
     missing: str
 

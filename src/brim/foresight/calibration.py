@@ -1,24 +1,27 @@
 """What is made of earlier forecasts: how far from the expected start jobs really started says how wide an interval is.
 
-Every forecast of a start is kept with the start that the continuations expected. What they do not know, such as later
-submissions and failures, makes them wrong in the same way again, so the intervals come from their own record: from the
-part of the forecasts whose jobs started sooner and later than expected. Jobs that still wait count, too, as far as they
-have waited: without them a queue that grows would look shorter than it is, since the short waits end first. The record
-of a new cluster begins with the errors of another one, which its own replace as they come.
+Every forecast of a start is kept with what the continuations said. What they do not know, such as later submissions and
+failures, makes them wrong in the same way again, so the intervals come from their own record: from the part of the
+forecasts whose jobs started sooner and later than expected. An error counts relative to how far the continuations were
+apart. Forecasts of the same hours are wrong in the same way, so those of half a day count as much as one. Jobs that
+still wait count, too, as far as they have waited: without them a queue that grows would look shorter than it is, since
+the short waits end first. The record of a new cluster begins with the errors of another one, which its own replace as
+they come.
 
 Pure: equal records give equal intervals, so a controller that starts again states the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.trace import NONE
-from brim.units import MS_PER_MIN
+from brim.live.records import PastForecast
+from brim.units import MS_PER_H, MS_PER_MIN
 
 COVERAGE: Final = 0.8
 """Part of the starts that lie within the stated interval. Ours: an interval that is nearly always right is too wide to
@@ -26,8 +29,14 @@ plan by."""
 STARTS_MIN: Final = 20
 """Starts after a forecast from which an interval follows the cluster's own record alone, if the continuations agree on
 the start; ours: then two lie beyond each end of an interval."""
-RECORD_MAX: Final = 1_000
-"""Forecasts that count, the newest; chosen on one trace (docs/measurements/2026-11-25-eta.md)."""
+RECORD_MAX: Final = 10_000
+"""Forecasts that are read, the newest; ours: weeks of a busy cluster, and milliseconds."""
+SPAN_MS: Final = 12 * MS_PER_H
+"""Time in which forecasts count as much as one. Of 1, 3, 6, 12 and 24 hours the best on one trace, on which two thirds
+of the variance of errors lie between such spans (docs/measurements/2026-11-27-eta.md)."""
+SPANS_ELSEWHERE: Final = 60
+"""Spans that the errors of another cluster count as, less the cluster's own; of 30, 60, 100, 200 and 300 the best with
+that (docs/measurements/2026-11-27-eta.md)."""
 ROOT: Final = 0.2
 """Power of a wait in which errors are counted. Low roots of sums of random times are nearly normal, and as wide for
 long waits as for short ones: a fourth root by Hawkins, Wixley, A Note on the Transformation of Chi-Squared Variables to
@@ -35,90 +44,100 @@ Normality, The American Statistician 1986. Of 0.1, 0.2, 0.25, 1/3 and 1/2 the be
 (docs/measurements/2026-11-25-eta.md)."""
 OFFSET_MS: Final = MS_PER_MIN
 """Added to waits before that: below it nobody cares; ours. Continuations that differ by less agree on a start."""
+SPREAD_POWER: Final = 0.5
+"""Power of the spread of the continuations that errors are relative to. Of 0, 1/4, 1/3, 1/2 and 3/4 the best on one
+trace (docs/measurements/2026-11-27-eta.md)."""
+SPREAD_MIN: Final = 0.3
+"""Least such spread, as a difference of roots of ms; ours: 11 s from now on, an hour in a day. On the same trace 0.1
+and 1 are as good."""
 ERRORS_ELSEWHERE: Final = np.array((
-    -8.0, -5.1, -4.2, -3.5, -2.9, -2.1, -1.3, -1.0, -0.7, -0.5, -0.3, -0.1, 0.2,
-    0.4, 0.7, 1.0, 1.4, 1.8, 2.1, 2.3, 2.5, 2.8, 3.3, 4.4, 7.0,
+    -3.02, -2.21, -1.83, -1.57, -1.34, -1.01, -0.67, -0.5, -0.37, -0.27, -0.17, -0.07, 0.03,
+    0.13, 0.23, 0.38, 0.56, 0.71, 0.84, 0.94, 1.06, 1.18, 1.36, 1.8, 3.41,
 ))  # fmt: skip
-"""Errors of forecasts on another cluster, as differences of roots of ms: 25 quantiles (2 %, 6 %, ... 98 %) of 2,100 on
-cluster 03 of Microsoft's ITP (traces of ElasticFlow, ASPLOS 2023), under fifo and backfill, printed by
-``benchmarks/eta_intervals.py``. They fill the record up to ``RECORD_MAX``."""
+"""Errors of forecasts on another cluster: 25 quantiles (2 %, 6 %, ... 98 %) of 4,384 on cluster 03 of Microsoft's ITP
+(traces of ElasticFlow, ASPLOS 2023), under fifo and backfill, printed by ``benchmarks/eta_intervals.py``."""
 
 
-class PastForecast(NamedTuple):
-    """An earlier forecast of a start; times in ms of cluster time.
-
-    Attributes:
-        made_ms: When it was made.
-        expected_ms: When the continuations expected the start: their mean.
-        until_ms: When the job started, or until when it is known to have waited.
-        has_started: Whether it started then.
-    """
-
-    made_ms: int
-    expected_ms: int
-    until_ms: int
-    has_started: bool
-
-
-def past_forecasts(rows: Iterable[tuple[int, int, int, int]], now_ms: int) -> tuple[PastForecast, ...]:
-    """Return the record at a time: what came later is not in it, even if it is known.
+class Calibration:
+    """How far from what the continuations expect jobs start, by a record of earlier forecasts.
 
     Args:
-        rows: When each was made, the start that it expected, start and end of its job, NONE for not yet; cluster ms.
-        now_ms: Cluster time. A job that ended without a start waited at least until then.
-    """
-    found = []
-    for made_ms, expected_ms, start_ms, end_ms in rows:
-        if made_ms <= now_ms:
-            has_started = NONE != start_ms <= now_ms
-            gave_up_ms = end_ms if start_ms == NONE != end_ms else now_ms
-            until_ms = start_ms if has_started else min(now_ms, gave_up_ms)
-            found.append(PastForecast(made_ms, expected_ms, until_ms, has_started))
-    return tuple(found)
-
-
-def recalibrated(
-    wait_ms: float, record: Sequence[PastForecast], coverage: float = COVERAGE, *, agreed: bool = False
-) -> tuple[float, float] | None:
-    """Return the interval around an expected wait in which so much of a record lies.
-
-    Args:
-        wait_ms: Wait that the continuations expect.
-        record: Earlier forecasts, none of which tells of a time after now; the newest ``RECORD_MAX`` of them.
-        coverage: Part of the starts, between 0 and 1.
-        agreed: Whether the continuations agree on the start. Then the errors of another cluster do not count, and
-            there is no interval (None) if the record has fewer than ``STARTS_MIN`` starts.
+        record: Earlier forecasts.
+        now_ms: Cluster time: what came later does not count, even if it is known.
+        coverage: Part of the starts that is to lie within an interval, between 0 and 1.
 
     Example:
-        >>> record = [PastForecast(0, 600_000, until, True) for until in range(300_000, 900_000, 10_000)]
-        >>> low_ms, high_ms = recalibrated(600_000.0, record, agreed=True)
-        >>> low_ms < 360_000 and 840_000 < high_ms
+        >>> record = [PastForecast(0, 600_000, 300_000, 900_000, at, -1) for at in range(300_000, 900_000, 10_000)]
+        >>> low_ms, high_ms = Calibration(record, 900_000).around(600_000, 600_000, 610_000)
+        >>> low_ms < 600_000 < high_ms
         True
     """
-    own = np.array(record, dtype=np.float64).reshape(-1, 4)
-    made, expected, until, started = own.T
-    error, has_started, weight = root(until - made) - root(expected - made), started == 1.0, np.ones(len(own))
-    if agreed and has_started.sum() < STARTS_MIN:
-        return None
-    if not agreed and len(own) < RECORD_MAX:
-        count = len(ERRORS_ELSEWHERE)
-        error = np.concatenate((ERRORS_ELSEWHERE, error))
-        has_started = np.concatenate((np.ones(count, dtype=np.bool_), has_started))
-        weight = np.concatenate((np.full(count, (RECORD_MAX - len(own)) / count), weight))
-    around = root(np.array([wait_ms]))[0]
-    low, high = (max(around + quantile, 0.0) for quantile in _quantiles(error, has_started, weight, coverage))
-    return max(low ** (1.0 / ROOT) - OFFSET_MS, 0.0), max(high ** (1.0 / ROOT) - OFFSET_MS, 0.0)
+
+    def __init__(self, record: Sequence[PastForecast], now_ms: int, coverage: float = COVERAGE) -> None:
+        rows = np.array(record, dtype=np.int64).reshape(-1, len(PastForecast._fields))
+        made, expected, first, last, start, end = rows[rows[:, 0] <= now_ms].T
+        has_started = (start != NONE) & (start <= now_ms)
+        gave_up = np.where((start == NONE) & (end != NONE), end, now_ms)
+        until = np.where(has_started, start, np.minimum(gave_up, now_ms))
+        error = relative_error(until - made, expected - made, first - made, last - made)
+        _, span, forecasts = np.unique(made // SPAN_MS, return_inverse=True, return_counts=True)
+        weight = 1.0 / forecasts[span]
+        self._alone = _quantiles(error, has_started, weight, coverage) if has_started.sum() >= STARTS_MIN else None
+        missing = SPANS_ELSEWHERE - len(forecasts)
+        if missing > 0:
+            count = len(ERRORS_ELSEWHERE)
+            error = np.concatenate((ERRORS_ELSEWHERE, error))
+            has_started = np.concatenate((np.ones(count, dtype=np.bool_), has_started))
+            weight = np.concatenate((np.full(count, missing / count), weight))
+        self._all = _quantiles(error, has_started, weight, coverage)
+
+    def around(self, expected_ms: float, first_ms: int, last_ms: int) -> tuple[float, float] | None:
+        """Return the interval of a wait, in ms.
+
+        Where the continuations agree on the start, the errors of another cluster do not count, and there is no interval
+        if the record has fewer than ``STARTS_MIN`` starts.
+
+        Args:
+            expected_ms: Wait that the continuations expect.
+            first_ms: Shortest wait in any of them.
+            last_ms: Longest wait in any of them.
+        """
+        errors = self._alone if last_ms - first_ms <= OFFSET_MS else self._all
+        if errors is None:
+            return None
+        middle, doubt = _root(np.array([expected_ms]))[0], _doubt(np.array([first_ms]), np.array([last_ms]))[0]
+        low, high = (max(middle + error * doubt, 0.0) ** (1.0 / ROOT) - OFFSET_MS for error in errors)
+        return max(low, 0.0), max(high, 0.0)
 
 
-def root(wait_ms: FloatArray | IntArray) -> FloatArray:
-    """The scale on which errors are counted, of a wait."""
+def relative_error(
+    wait_ms: FloatArray | IntArray, expected_ms: FloatArray | IntArray, first_ms: FloatArray | IntArray,
+    last_ms: FloatArray | IntArray,
+) -> FloatArray:
+    """Error of forecasts: by how much a wait was longer than expected, in roots, over what the continuations doubt.
+
+    Args:
+        wait_ms: The wait that came (F,).
+        expected_ms: The wait that the continuations expected (F,).
+        first_ms: The shortest wait in any of them (F,).
+        last_ms: The longest (F,).
+    """
+    return (_root(wait_ms) - _root(expected_ms)) / _doubt(first_ms, last_ms)
+
+
+def _root(wait_ms: FloatArray | IntArray) -> FloatArray:
     found: FloatArray = (np.maximum(wait_ms, 0.0) + OFFSET_MS) ** ROOT
+    return found
+
+
+def _doubt(first_ms: FloatArray | IntArray, last_ms: FloatArray | IntArray) -> FloatArray:
+    found: FloatArray = np.maximum(_root(last_ms) - _root(first_ms), SPREAD_MIN) ** SPREAD_POWER
     return found
 
 
 def _quantiles(error: FloatArray, started: BoolArray, weight: FloatArray, coverage: float) -> tuple[float, float]:
     """Errors that (1 - coverage) / 2 of the forecasts lie below, and as many above, by Kaplan and Meier's estimate."""
-    order = np.lexsort((~started, error))
+    order = np.lexsort((weight, ~started, error))
     error, started, weight = error[order], started[order], weight[order]
     at_risk = np.cumsum(weight[::-1])[::-1]
     ended_by = 1.0 - np.cumprod(1.0 - started * weight / at_risk)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from brim.errors import BrimError
+from brim.live.records import StartForecast
 from brim.live.service import ClusterService
 
 CALM_S: Final = 3.0
@@ -103,10 +104,10 @@ class FirstForecasts:
         if process.returncode:
             return float(CPU_S_MAX)
         found = json.loads(said)
-        starts_ms = {int(job): tuple(times_ms) for job, times_ms in found["starts_ms"].items()}
-        if starts_ms:
+        starts = {int(job): StartForecast(*times_ms) for job, times_ms in found["starts_ms"].items()}
+        if starts:
             try:
-                await asyncio.wrap_future(self._service.engine.store.note_forecasts(starts_ms, found["policy"]))
+                await asyncio.wrap_future(self._service.engine.store.note_forecasts(starts, found["policy"]))
             except BrimError as error:  # the next ones may be written again
                 sys.stderr.write(f"brim controller: forecasts are not written: {error}\n")
         return float(found["cpu_s"])
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S_MAX, CPU_S_MAX))
     from brim.core.cluster import parse_cluster  # noqa: PLC0415 - the engine: not before the priority is low
-    from brim.foresight.foresight import forecasts_of, starts_ms_of  # noqa: PLC0415
+    from brim.foresight.foresight import forecasts_of, starts_of  # noqa: PLC0415
     from brim.live.believed import believed  # noqa: PLC0415
     from brim.live.controller import Controller  # noqa: PLC0415
     from brim.live.situation import situation_of  # noqa: PLC0415
@@ -137,14 +138,14 @@ def main(arguments: Sequence[str]) -> int:
         )
         controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, int(now_ms))
         situation = situation_of(controller, int(now_ms))
-        starts_ms = starts_ms_of(forecasts_of(situation, reader, jobs, asks_ends=False), situation.now_ms)
+        starts = starts_of(forecasts_of(situation, reader, jobs, asks_ends=False), situation.now_ms)
         named = situation.scheduler.policy.name
     except BrimError as error:
         sys.stderr.write(f"brim controller: no forecasts: {error}\n")
         return error.exit_code
     finally:
         reader.close()
-    json.dump({"starts_ms": starts_ms, "policy": named, "cpu_s": time.process_time()}, sys.stdout)
+    json.dump({"starts_ms": starts, "policy": named, "cpu_s": time.process_time()}, sys.stdout)
     return 0
 
 

@@ -25,13 +25,13 @@ from brim.core.lifecycle import Phase
 from brim.core.trace import NONE
 from brim.engine.scheduler import Scheduler
 from brim.foresight.answers import Forecast
-from brim.foresight.calibration import PastForecast
+from brim.foresight.calibration import Calibration
 from brim.foresight.run_times import Believed, ObservedRun, RunTimesByKind
 from brim.foresight.start_interval import drawn, stated
 from brim.live import holds
 from brim.live.ends import CANCELLED, TIME_LIMIT
 from brim.live.recording import RecordedJob, costs_of
-from brim.live.records import JobRecord
+from brim.live.records import JobRecord, PastForecast
 from brim.live.situation import Situation
 from brim.policies.size.candidates import candidates
 from brim.sim.continuation import Limit, Outset
@@ -79,22 +79,23 @@ def forecasts(
     unknown = tuple(job for job, one in zip(ids.tolist(), believed, strict=True) if not one.is_bounded)
     asked = None if asks_ends else [rows[job] for job in wanted if job in rows and job not in situation.attempts]
     start_DJ, end_DJ = drawn(outset, believed, seed, asked)
-    found = []
+    calibration, found = Calibration(record, situation.now_ms), []
     for job in wanted:
         why_not = stuck.get(job) or late.get(job)
         if why_not:
-            found.append(Forecast(job=job, start_s=None, expected_s=None, end_s=None, basis="", missing=why_not))
+            found.append(Forecast(job=job, basis="", missing=why_not))
             continue
         row = rows[job]
         begun = situation.scheduler.state.phase(job) in (Phase.STARTING, Phase.RUNNING)
-        start = None if begun else stated(start_DJ[:, row], situation.now_ms, record)
+        start = None if begun else stated(start_DJ[:, row], situation.now_ms, calibration)
         start_s = start and _around_s(start.low_ms, start.high_ms, situation.now_ms)
         end_s = _interval_s(end_DJ[:, row], situation.now_ms) if asks_ends and believed[row].is_bounded else None
         if start_s and end_s:  # no end of it is before that of the start, which follows from the record
             end_s = max(start_s[0], end_s[0]), max(start_s[1], end_s[1])
         found.append(Forecast(
             job=job, start_s=start_s,
-            expected_s=start and (start.expected_ms - situation.now_ms) // MS_PER_S, end_s=end_s,
+            expected_s=start and (start.expected_ms - situation.now_ms) // MS_PER_S,
+            drawn_s=start and _around_s(start.first_ms, start.last_ms, situation.now_ms), end_s=end_s,
             basis=f"{believed[row].words}{left_out}",
             missing="" if (end_s or not asks_ends) and (begun or start) else _missing(job, unknown),
         ))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from brim.errors import NotFoundError
 from brim.foresight.answers import DryRun, Forecast, HitRate, LossOutlook, WhyWaiting
-from brim.live.records import JobStatus
+from brim.live.records import JobStatus, StartForecast
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.live.store.errors import NotAcceptedError
@@ -129,9 +129,9 @@ class Foresight:
             situation = await self._situation()
             store = self._service.engine.store
             found = await asyncio.to_thread(forecasts_of, situation, store.reads, jobs)
-            starts_ms = starts_ms_of(found, situation.now_ms)
-            if starts_ms:
-                await asyncio.wrap_future(store.note_forecasts(starts_ms, situation.scheduler.policy.name))
+            starts = starts_of(found, situation.now_ms)
+            if starts:
+                await asyncio.wrap_future(store.note_forecasts(starts, situation.scheduler.policy.name))
             tested, hits = await asyncio.to_thread(store.reads.forecasts_hit)
         return found, HitRate(jobs=tested, hits=hits)
 
@@ -160,12 +160,13 @@ class Foresight:
             raise NotAcceptedError(f"{trouble or 'the controller is busy'}: try again") from None
 
 
-def starts_ms_of(found: Sequence[Forecast], now_ms: int) -> dict[int, tuple[int, int, int]]:
-    """When jobs are expected to start, and between when and when, in cluster time; those of which it is known."""
-    starts = {one.job: (one.expected_s, *one.start_s) for one in found if one.start_s and one.expected_s is not None}
+def starts_of(found: Sequence[Forecast], now_ms: int) -> dict[int, StartForecast]:
+    """When jobs are expected to start, in cluster time; those of which it is known."""
     return {
-        job: (now_ms + expected_s * MS_PER_S, now_ms + low_s * MS_PER_S, now_ms + high_s * MS_PER_S)
-        for job, (expected_s, low_s, high_s) in starts.items()
+        one.job: StartForecast(
+            *(now_ms + at_s * MS_PER_S for at_s in (one.expected_s, *one.start_s, *one.drawn_s))
+        )
+        for one in found if one.start_s and one.expected_s is not None and one.drawn_s
     }
 
 
@@ -173,7 +174,7 @@ def forecasts_of(
     situation: Situation, reader: Reader, jobs: Sequence[int], *, asks_ends: bool = True
 ) -> tuple[Forecast, ...]:
     """Forecast jobs from the run times of those that ended, and from earlier forecasts; see ``forecasts``."""
-    from brim.foresight.calibration import RECORD_MAX, past_forecasts  # noqa: PLC0415 - of the engine, see above
+    from brim.foresight.calibration import RECORD_MAX  # noqa: PLC0415 - of the engine, see above
     from brim.foresight.forecast import forecasts  # noqa: PLC0415
     from brim.live.recording import recorded_jobs  # noqa: PLC0415
 
@@ -181,6 +182,6 @@ def forecasts_of(
     is_cut = len(history) >= HISTORY_MAX
     return forecasts(
         situation, history, jobs, situation.now_ms,
-        past_forecasts(reader.forecasts(situation.scheduler.policy.name, RECORD_MAX), situation.now_ms),
+        reader.forecasts(situation.scheduler.policy.name, RECORD_MAX),
         whole_since_ms=min(one.end_ms for one in history) if is_cut else 0, asks_ends=asks_ends,
     )

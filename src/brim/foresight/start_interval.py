@@ -6,14 +6,15 @@ The same functions forecast in the live cluster and in ``benchmarks/eta_interval
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from brim.core.arrays import IntArray
 from brim.core.trace import NONE
-from brim.foresight.calibration import OFFSET_MS, PastForecast, recalibrated
+from brim.foresight.calibration import Calibration
 from brim.foresight.run_times import Believed, drawn_ms
+from brim.live.records import StartForecast
 from brim.sim.continuation import Outset, courses
 
 DRAWS: Final = 10
@@ -22,14 +23,6 @@ that is the stated part of the starts where they agree on one and there is no re
 DRAWS_MIN: Final = 6
 EVENTS_MAX: Final = 10 * 1_024
 """Events and rounds of all continuations together, if that leaves ``DRAWS_MIN`` of them; ours: some seconds."""
-
-
-class Stated(NamedTuple):
-    """When a job is expected to start, and the interval that is stated; in ms of cluster time."""
-
-    expected_ms: int
-    low_ms: int
-    high_ms: int
 
 
 def drawn(
@@ -57,18 +50,17 @@ def drawn(
     return np.array(starts), np.array(ends)
 
 
-def stated(starts_D: IntArray, now_ms: int, record: Sequence[PastForecast]) -> Stated | None:
+def stated(starts_D: IntArray, now_ms: int, calibration: Calibration) -> StartForecast | None:
     """Return the interval of a start; None if it does not start in every continuation.
 
     Args:
         starts_D: When it starts in each continuation, NONE for never.
         now_ms: Cluster time.
-        record: Earlier forecasts under the same policy; see ``recalibrated``.
+        calibration: What earlier forecasts under the same policy tell.
     """
     if (starts_D == NONE).any():
         return None
-    expected_ms, low_ms, high_ms = (int(at(starts_D)) for at in (np.mean, np.min, np.max))
-    around = recalibrated(expected_ms - now_ms, record, agreed=high_ms - low_ms <= OFFSET_MS)
-    if around is not None:
-        low_ms, high_ms = (now_ms + round(wait_ms) for wait_ms in around)
-    return Stated(*(max(at_ms, now_ms) for at_ms in (expected_ms, low_ms, high_ms)))
+    expected_ms, first_ms, last_ms = (max(int(at(starts_D)), now_ms) for at in (np.mean, np.min, np.max))
+    around = calibration.around(expected_ms - now_ms, first_ms - now_ms, last_ms - now_ms)
+    low_ms, high_ms = (now_ms + round(wait_ms) for wait_ms in around) if around else (first_ms, last_ms)
+    return StartForecast(expected_ms, low_ms, high_ms, first_ms, last_ms)

@@ -1,4 +1,4 @@
-"""What is stored of jobs and attempts, and shown to users: one frozen value for each.
+"""What is stored of jobs, attempts and forecasts, and shown to users: one frozen value for each.
 
 The controller makes a new record for every change; the store writes it, and readers get it as it is. Times ending in
 ``_ms`` are milliseconds of the cluster's own time (``store.Store.now_ms``), which goes on through restarts and reboots;
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from brim.live.requests import NONE, ON_CPU, JobRequest
 from brim.units import WHOLE_GPU
@@ -207,6 +207,44 @@ class TokenRecord:
     label: str
     made_s: float
     expires_s: float
+
+
+class StartForecast(NamedTuple):
+    """When a job that waits is expected to start; times in ms of cluster time.
+
+    Attributes:
+        expected_ms: The mean of its starts in continuations of the queue.
+        low_ms: Lower end of the interval that is stated.
+        high_ms: Upper end.
+        first_ms: The first start in any continuation.
+        last_ms: The last.
+    """
+
+    expected_ms: int
+    low_ms: int
+    high_ms: int
+    first_ms: int
+    last_ms: int
+
+
+class PastForecast(NamedTuple):
+    """An earlier forecast of a start, and what came of it; times in ms of cluster time.
+
+    Attributes:
+        made_ms: When it was made.
+        expected_ms: See ``StartForecast``.
+        first_ms: See ``StartForecast``.
+        last_ms: See ``StartForecast``.
+        start_ms: When the job started, NONE for not yet.
+        end_ms: When it ended, NONE for not yet. A job that ended without a start waited at least until then.
+    """
+
+    made_ms: int
+    expected_ms: int
+    first_ms: int
+    last_ms: int
+    start_ms: int
+    end_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import pytest
 
 from brim.errors import ConfigError, InvariantError, NotFoundError, RefusedError
 from brim.live.inputs import Cancel, Submit
-from brim.live.records import ENDED, AttemptRecord, TokenRecord
+from brim.live.records import ENDED, AttemptRecord, StartForecast, TokenRecord
 from brim.live.requests import NONE
 from brim.live.store.cluster_time import SystemClock
 from brim.live.store.errors import KeyReusedError, NotAcceptedError, TooManyJobsError
@@ -360,20 +360,20 @@ def test_a_token_is_found_by_its_digest_until_its_user_revokes_it(tmp_path):
 def test_the_first_forecast_of_a_job_counts_and_is_scored_when_it_starts(tmp_path):
     with Opened(tmp_path) as opened:
         assert opened.submit("k", *[asked()] * 4).ids == (1, 2, 3, 4)
-        around = (150, 100, 200)
-        opened.store.note_forecasts({1: around, 2: around, 3: around, 99: (0, 0, 1)}, "fifo").result()
-        opened.store.note_forecasts({2: (950, 900, 1_000)}, "fifo").result()
+        around = StartForecast(150, 100, 200, 120, 180)
+        opened.store.note_forecasts({1: around, 2: around, 3: around, 99: around}, "fifo").result()
+        opened.store.note_forecasts({2: StartForecast(950, 900, 1_000, 900, 1_000)}, "fifo").result()
         assert opened.store.reads.forecasts_hit() == (0, 0), "none has started"
         opened.commit(jobs=tuple(
             replace(opened.job(job), first_start_ms=start) for job, start in ((1, 200), (2, 950), (4, 150))
         ))
-        opened.store.note_forecasts({4: (150, 100, 200)}, "fifo").result()
+        opened.store.note_forecasts({4: around}, "fifo").result()
         assert opened.store.reads.forecasts_hit() == (2, 1), "a forecast of what has happened is none"
         assert opened.store.reads.forecasts("las", 9) == (), "another policy's tell nothing of this one"
     with Opened(tmp_path) as opened:
         assert opened.store.reads.forecasts_hit() == (2, 1)
         record = opened.store.reads.forecasts("fifo", 9)
-        assert [row[1:] for row in record] == [(150, -1, -1), (150, 950, -1), (150, 200, -1)], "the newest first"
+        assert [row[1:] for row in record] == [(150, 120, 180, start, -1) for start in (-1, 950, 200)], "newest first"
         assert opened.store.reads.forecasts("fifo", 1) == record[:1]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from brim.errors import NotFoundError
 from brim.live.inputs import JobInput
-from brim.live.records import AttemptRecord, ControllerSetting, JobRecord, JobStatus, TokenRecord
+from brim.live.records import AttemptRecord, ControllerSetting, JobRecord, JobStatus, PastForecast, TokenRecord
 from brim.live.requests import ID_MAX, NONE
 from brim.live.store.cluster_time import Anchor
 from brim.live.store.migrations import version_of
@@ -220,18 +220,15 @@ class Reader:
             )
             return found, tuple(map(read_attempt, attempts.fetchall()))
 
-    def forecasts(self, policy: str, limit: int) -> tuple[tuple[int, int, int, int], ...]:
-        """Return the newest first forecasts under a policy: made, expected start, start and end of the job, in ms.
-
-        Start and end are NONE where they have not come; forecasts of before ``expected_ms`` was kept are left out.
-        """
+    def forecasts(self, policy: str, limit: int) -> tuple[PastForecast, ...]:
+        """Return the newest first forecasts under a policy, without those of before ``first_ms`` was kept."""
         with self._at_once() as connection:
             rows = connection.execute(
-                "SELECT made_ms, expected_ms, first_start_ms, ended_ms FROM forecasts JOIN jobs ON jobs.id = "
-                "forecasts.job WHERE policy = ? AND expected_ms >= 0 ORDER BY made_ms DESC, job DESC LIMIT ?",
+                "SELECT made_ms, expected_ms, first_ms, last_ms, first_start_ms, ended_ms FROM forecasts JOIN jobs ON "
+                "jobs.id = forecasts.job WHERE policy = ? AND first_ms >= 0 ORDER BY made_ms DESC, job DESC LIMIT ?",
                 (policy, limit),
             ).fetchall()
-        return tuple((int(made), int(expected), int(start), int(end)) for made, expected, start, end in rows)
+        return tuple(PastForecast(*row) for row in rows)
 
     def forecasts_hit(self) -> tuple[int, int]:
         """Return how many jobs have started after a forecast, and how many of them within it."""

@@ -111,4 +111,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE forecasts ADD COLUMN expected_ms INTEGER NOT NULL DEFAULT -1",
         "ALTER TABLE forecasts ADD COLUMN policy TEXT NOT NULL DEFAULT ''",
     ),
+    (
+        "ALTER TABLE forecasts ADD COLUMN first_ms INTEGER NOT NULL DEFAULT -1",
+        "ALTER TABLE forecasts ADD COLUMN last_ms INTEGER NOT NULL DEFAULT -1",
+    ),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from brim.errors import BrimError, one_line
 from brim.live.inputs import JobInput
-from brim.live.records import Changes, ControllerSetting, TokenRecord
+from brim.live.records import Changes, ControllerSetting, StartForecast, TokenRecord
 from brim.live.requests import NONE
 from brim.live.store import transactions
 from brim.live.store.cluster_time import Anchor, Clock, SystemClock, anchor_needed, cluster_ms
@@ -152,12 +152,12 @@ class Store:
         """Write under which setting the controller decides from now on."""
         return self._put(Write(partial(transactions.note_setting, setting=setting.text()), _nothing))
 
-    def note_forecasts(self, starts_ms: Mapping[int, tuple[int, int, int]], policy: str) -> Future[None]:
-        """Write when jobs, by their ids, are expected to start, and between when and when, unless that was done before.
+    def note_forecasts(self, starts: Mapping[int, StartForecast], policy: str) -> Future[None]:
+        """Write when jobs, by their ids, are expected to start, unless that was done before.
 
         ``policy`` is the one under which they wait. The future fails with ``NotAcceptedError`` if the volume is full.
         """
-        return self._put(Write(partial(transactions.note_forecasts, starts_ms=starts_ms, policy=policy), _nothing))
+        return self._put(Write(partial(transactions.note_forecasts, starts=starts, policy=policy), _nothing))
 
     def _put(self, waiting: Write) -> Future[Any]:
         self._writer.put(waiting)

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from brim.errors import ConfigError, InvariantError, NotFoundError
 from brim.live.inputs import VERBS, JobInput, Submit
-from brim.live.records import AttemptRecord, Changes, JobRecord, TokenRecord
+from brim.live.records import AttemptRecord, Changes, JobRecord, StartForecast, TokenRecord
 from brim.live.requests import JOBS_MAX, NONE, JobRequest
 from brim.live.store.errors import KeyReusedError, TooManyJobsError
 from brim.live.store.rows import (
@@ -258,14 +258,11 @@ def _hold(connection: sqlite3.Connection, device: int, attempt: AttemptRecord) -
 
 
 def note_forecasts(
-    connection: sqlite3.Connection, moment: Moment, *, starts_ms: Mapping[int, tuple[int, int, int]], policy: str
+    connection: sqlite3.Connection, moment: Moment, *, starts: Mapping[int, StartForecast], policy: str
 ) -> None:
-    """Write when jobs are expected to start, and between when and when; the first forecast of one that waits counts."""
+    """Write when jobs are expected to start; the first forecast of one that waits counts."""
     connection.executemany(
-        "INSERT OR IGNORE INTO forecasts (job, made_ms, low_ms, high_ms, expected_ms, policy) "
-        "SELECT id, ?, ?, ?, ?, ? FROM jobs WHERE id = ? AND first_start_ms < 0 AND ended_ms < 0",
-        [
-            (moment.at_ms, low_ms, high_ms, expected_ms, policy, job)
-            for job, (expected_ms, low_ms, high_ms) in starts_ms.items()
-        ],
+        "INSERT OR IGNORE INTO forecasts (job, made_ms, expected_ms, low_ms, high_ms, first_ms, last_ms, policy) "
+        "SELECT id, ?, ?, ?, ?, ?, ?, ? FROM jobs WHERE id = ? AND first_start_ms < 0 AND ended_ms < 0",
+        [(moment.at_ms, *start, policy, job) for job, start in starts.items()],
     )
