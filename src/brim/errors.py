@@ -12,6 +12,12 @@ BrimError
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
+_BITS_SHOWN: Final = 64
+"""Longest whole number that an error shows digit by digit; ours: what a machine word holds."""
+
 
 def one_line(error: BaseException) -> str:
     """The message of any exception on one line; its type, if it has no message or cannot say it."""
@@ -20,6 +26,14 @@ def one_line(error: BaseException) -> str:
     except BaseException:  # the exception comes from a policy file, and so does its __str__
         words = ""
     return words or type(error).__name__
+
+
+def shown(value: object) -> str:
+    """Quote a found value on one line, cut where long."""
+    if isinstance(value, int) and value.bit_length() > _BITS_SHOWN:  # Python does not print thousands of digits
+        return f"a number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
+    text = "nothing" if value is None or value == "" else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class BrimError(Exception):

@@ -10,7 +10,7 @@ import math
 import re
 from typing import Final
 
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 MS_PER_S: Final = 1_000
 US_PER_MS: Final = 1_000
@@ -38,7 +38,7 @@ def parse_duration_ms(text: str) -> int:
     """
     duration_ms = _duration_ms(text)
     if duration_ms > CENTURY_MS:
-        raise ConfigError(f"duration {text!r} is longer than a century")
+        raise ConfigError(f"duration {shown(text)} is longer than a century")
     return round(duration_ms)
 
 
@@ -56,7 +56,7 @@ def _duration_ms(text: str) -> float:
         else:
             seconds = int(a) * 3_600 + int(b) * 60 + float(c)
         return seconds * MS_PER_S
-    raise ConfigError(f"duration {text!r} is not understood: expected something like 90s, 1h30m, 2d or 02:00:00")
+    raise ConfigError(f"duration {shown(text)} is not understood: expected something like 90s, 1h30m, 2d or 02:00:00")
 
 
 def parse_memory_mib(text: str) -> int:
@@ -67,7 +67,7 @@ def parse_memory_mib(text: str) -> int:
     """
     match = _MEMORY.fullmatch(text.strip())
     if not match:
-        raise ConfigError(f"memory size {text!r} is not understood: expected something like 24GB or 512MiB")
+        raise ConfigError(f"memory size {shown(text)} is not understood: expected something like 24GB or 512MiB")
     return round(float(match[1]) * _MEMORY_MIB[match[2].upper()])
 
 

@@ -10,7 +10,7 @@ import pytest
 from brim.cli.headers import read_headers
 from brim.cli.job_options import Dependency, asked, merged, read_line
 from brim.cli.jobfile import FILE_BYTES_MAX, read_jobfile
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 
 def fields(**options):
@@ -78,7 +78,7 @@ def test_times():
         with pytest.raises(ConfigError, match=f"^--deadline: found '{wrong}', expected {expected}"):
             fields(deadline=wrong)
     for wrong in ("soon", "25:61", "2031-13-01", ""):
-        with pytest.raises(ConfigError, match=f"^--begin: found {re.escape(repr(wrong))}"):
+        with pytest.raises(ConfigError, match=f"^--begin: found {re.escape(shown(wrong))}"):
             fields(begin=wrong)
 
 
@@ -134,6 +134,13 @@ def test_a_class_that_does_not_exist_is_named_by_its_option():
 def test_a_duration_or_size_that_is_none_is_named_by_its_option(option, expected):
     with pytest.raises(ConfigError, match=rf"^--{option}: found '1x', expected {expected}"):
         asked({option: "1x"})
+
+
+@pytest.mark.parametrize("option", ["gpus", "mem", "time", "batch", "devices", "class", "array", "depends-on"])
+def test_a_long_value_is_cut_in_its_error(option):
+    with pytest.raises(ConfigError, match=rf"^--{option}: found 'x{{56}}\.\.\., expected ") as refused:
+        asked({option: "x" * 5_000 + ":"})
+    assert len(str(refused.value)) < 300
 
 
 def test_memory_of_a_gpu_that_is_none_is_named_by_its_option():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import RUNTIME_VARIABLE, agent_folder, check_runtime_folder, runtime_folder, state_folder
 from brim.api.client import Client
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import ConfigError, NotFoundError, shown
 from brim.live.requests import ID_MAX, JOBS_MAX, NONE
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def find_job(at: Client, word: str) -> JobRecord:
         return jobs[-1]
     found = [job for job in at.jobs("all", user=user()).jobs if job.request.name == word]
     if not found:
-        raise NotFoundError(f"you have no job {word!r}: expected a job id, the name of a job, or @ for the last one")
+        expected = "a job id, the name of a job, or @ for the last one"
+        raise NotFoundError(f"you have no job {shown(word)}: expected {expected}")
     return found[-1]
 
 

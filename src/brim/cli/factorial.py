@@ -13,7 +13,7 @@ import typer
 from brim.cli.options import ClusterOption, JsonOption, OutputOption, complete_policy, factor, numbers, output_of
 from brim.cli.outputs import check_outputs, console, payload
 from brim.cli.replay_inputs import cluster_of, read_trace, sleep_of, truth_option, warn_of_useless
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ def factorial(
 
     wanted, whole, loads = output_of(output, as_json), _policy(policy), numbers(load, "--load")
     if len(loads) != 1:
-        raise ConfigError(f"--load: found {load!r}, expected one number")
+        raise ConfigError(f"--load: found {shown(load)}, expected one number")
     if not switches(whole):
         raise ConfigError(f"--policy: all five decisions of {policy} are plain: there is nothing to switch")
     check_outputs({"--html": html}, [trace, profiles, power])

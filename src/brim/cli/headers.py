@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from brim.cli.job_options import asked, merged, read_dependencies, read_variables, read_words, valid_name
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 from brim.units import parse_memory_mib
 
 _SHORT: Final = {
@@ -153,7 +153,7 @@ def _slurm_words(words: Sequence[str], where: str) -> Iterator[tuple[str, str]]:
             name, value = _SHORT[word[1]], word[2:].removeprefix("=")
             equals = "=" if value else ""
         else:
-            raise ConfigError(f"{where}: found {word!r}, expected an option of sbatch")
+            raise ConfigError(f"{where}: found {shown(word)}, expected an option of sbatch")
         if not equals and name not in _SWITCHES and rest and not rest[0].startswith("-"):
             equals, value = "=", rest.pop(0)
         if not equals and name in _LONG and name not in _SWITCHES:
@@ -196,7 +196,7 @@ def _one_of_line(name: str, theirs: Mapping[str, str], where: str) -> dict[str, 
         return _one(name, theirs[name], theirs)
     except (ValueError, OverflowError, ConfigError):
         expected = _EXPECTED.get(name, "a value that brim can keep")
-        raise ConfigError(f"{where}: --{name}: found {theirs[name]!r}, expected {expected}") from None
+        raise ConfigError(f"{where}: --{name}: found {shown(theirs[name])}, expected {expected}") from None
 
 
 _COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes")

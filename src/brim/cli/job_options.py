@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 from brim.live.requests import JOBS_MAX, DeviceKind, Ranks, ServiceClass
 from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib
 
@@ -93,7 +93,8 @@ def read_words(words: Sequence[str], where: str) -> dict[str, Any]:
             name, equals, value = word[2:].partition("=")
             name = ALIASES.get(name, name)
         if not word.startswith("-") or (name not in VALUES and name != "env" and name not in SWITCHES):
-            raise ConfigError(f"{where}: found {word!r}, expected one of {', '.join(f'--{each}' for each in _all())}")
+            known = ", ".join(f"--{each}" for each in _all())
+            raise ConfigError(f"{where}: found {shown(word)}, expected one of {known}")
         if name in SWITCHES:
             option, found[option] = SWITCHES[name]
             continue
@@ -131,7 +132,7 @@ def read_variables(texts: Sequence[str], where: str = "--env") -> dict[str, str]
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
-            raise ConfigError(f"{where}: found {text!r}, expected NAME=VALUE")
+            raise ConfigError(f"{where}: found {shown(text)}, expected NAME=VALUE")
         found[name] = value
     return found
 
@@ -363,7 +364,7 @@ def _whole(option: str, text: str) -> int:
 
 
 def _unclear(option: str, text: str, expected: str) -> ConfigError:
-    return ConfigError(f"--{option}: found {text!r}, expected {expected}")
+    return ConfigError(f"--{option}: found {shown(text)}, expected {expected}")
 
 
 def valid_name(text: str) -> str:

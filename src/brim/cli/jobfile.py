@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 FILE_BYTES_MAX: Final = 1 << 16
 _DEPTH_MAX: Final = 32
@@ -64,19 +64,20 @@ def read_jobfile(path: Path) -> JobFile:
     for field, value in plain.items():
         known = _FIELDS.get(field) if isinstance(field, str) else None
         if known is None:
-            raise ConfigError(f"{path}: found the field {field!r}, expected one of {', '.join(_FIELDS)}")
+            raise ConfigError(f"{path}: found the field {shown(field)}, expected one of {', '.join(_FIELDS)}")
         for text in _texts(value):
             if "\0" in text:  # no word of a command, variable or path can have one
-                raise ConfigError(f"{path}: {field}: found {text!r}, expected no NUL in it")
+                raise ConfigError(f"{path}: {field}: found {shown(text)}, expected no NUL in it")
         if isinstance(known, str):
             if known:
                 options[known] = _value(path, field, value)
             continue
         if not isinstance(value, dict):
-            raise ConfigError(f"{path}: {field}: found {value!r}, expected fields such as {', '.join(known)}")
+            raise ConfigError(f"{path}: {field}: found {shown(value)}, expected fields such as {', '.join(known)}")
         for inner, each in value.items():
             if inner not in known:
-                raise ConfigError(f"{path}: {field}: found the field {inner!r}, expected one of {', '.join(known)}")
+                fields = ", ".join(known)
+                raise ConfigError(f"{path}: {field}: found the field {shown(inner)}, expected one of {fields}")
             options[known[inner]] = _value(path, f"{field}.{inner}", each)
     options["class"] = _CLASSES.get(options.get("class", "regular"), options.get("class", "regular"))
     if "env" in plain:
@@ -112,7 +113,7 @@ def _plain(data: bytes, path: Path) -> Any:
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in before:
                     line = key.start_mark.line + 1
-                    raise ConfigError(f"{path}, line {line}: found {key.value!r} a second time, expected it once")
+                    raise ConfigError(f"{path}, line {line}: found {shown(key.value)} a second time, expected it once")
                 before.add(str(key.value))
             return super().construct_mapping(node, deep)
 
@@ -146,13 +147,14 @@ def _value(path: Path, field: str, value: Any) -> Any:
             return f"{value}s"
         least, dots, _ = str(value).partition("..")  # "4..16" cores, "32GB..": at least
         return least if dots and field in ("resources.cpu", "resources.memory") else str(value)
-    raise ConfigError(f"{path}: {field}: found {value!r}, expected a text or a number")
+    raise ConfigError(f"{path}: {field}: found {shown(value)}, expected a text or a number")
 
 
 def _env(path: Path, value: Any) -> dict[str, str]:
     plain = isinstance(value, dict) and all(type(each) in (str, int, float) for each in (*value, *value.values()))
     if not plain:
-        raise ConfigError(f"{path}: env: found {value!r}, expected names and values, such as yes or null in quotes")
+        expected = "names and values, such as yes or null in quotes"
+        raise ConfigError(f"{path}: env: found {shown(value)}, expected {expected}")
     return {str(name): str(each) for name, each in value.items()}
 
 

@@ -21,7 +21,7 @@ from brim.cli.controller import client, find_job
 from brim.cli.job_table import is_removed, printable
 from brim.cli.retention import KEPT_DAYS
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import ConfigError, NotFoundError, shown
 
 if TYPE_CHECKING:
     from brim.api.client import Client
@@ -105,7 +105,7 @@ def logs(
 def _number(option: str, text: str) -> int:
     """Read a whole number; one of as many digits as ``sys.maxsize`` counts as that."""
     if not text.isascii() or not text.isdigit():
-        raise ConfigError(f"{option}: found {text!r}, expected a whole number of at least 0")
+        raise ConfigError(f"{option}: found {shown(text)}, expected a whole number of at least 0")
     return int(text) if len(text) < len(str(sys.maxsize)) else sys.maxsize  # int refuses thousands of digits
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 OUTPUTS: Final = ("table", "json")
 LISTING: Final = Path(__file__).parent.parent / "policies" / "listing.json"
@@ -45,7 +45,7 @@ def output_of(output: str, as_json: bool) -> str:
         ConfigError: ``--output`` is neither.
     """
     if output not in OUTPUTS:
-        raise ConfigError(f"--output: found {output!r}, expected table or json")
+        raise ConfigError(f"--output: found {shown(output)}, expected table or json")
     return "json" if as_json else output
 
 
@@ -92,7 +92,7 @@ def numbers(text: str, option: str) -> list[float]:
     except ValueError:
         values = [float("nan")]
     if not all(0 < value < float("inf") for value in values):
-        raise ConfigError(f"{option}: found {text!r}, expected numbers above 0, such as 0.9 or 0.7,0.9,1.1")
+        raise ConfigError(f"{option}: found {shown(text)}, expected numbers above 0, such as 0.9 or 0.7,0.9,1.1")
     return values
 
 
@@ -107,6 +107,6 @@ def factor(text: str, option: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 <= value < float("inf"):
-        raise ConfigError(f"{option}: found {text!r}, expected a factor such as x2")
+        raise ConfigError(f"{option}: found {shown(text)}, expected a factor such as x2")
     return value
 

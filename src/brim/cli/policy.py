@@ -160,16 +160,16 @@ def _module_name(name: str) -> str:
     import importlib.util
     import keyword
 
-    from brim.errors import ConfigError
+    from brim.errors import ConfigError, shown
 
     module = name.replace("-", "_")
     if not _NAME.fullmatch(name) or len(name) > 100 or name.startswith("test"):
-        raise ConfigError(f"policy name {name!r}: expected lower-case words joined by - or _, such as short-first")
+        raise ConfigError(f"policy name {shown(name)}: expected lower-case words joined by - or _, such as short-first")
     if name in {row["name"] for row in listing()["policies"]}:
-        raise ConfigError(f"policy name {name!r} is the name of a preset; give another name")
+        raise ConfigError(f"policy name {shown(name)} is the name of a preset; give another name")
     taken = keyword.iskeyword(module) or (not Path(f"{module}.py").exists() and importlib.util.find_spec(module))
     if taken:
-        raise ConfigError(f"policy name {name!r} is the name of a Python module or keyword; give another name")
+        raise ConfigError(f"policy name {shown(name)} is the name of a Python module or keyword; give another name")
     return module
 
 

@@ -140,24 +140,24 @@ def _command(words: list[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _batches(text: str | None) -> tuple[int, int] | None:
-    from brim.errors import ConfigError
+    from brim.errors import ConfigError, shown
 
     if text is None:
         return None
     match = re.fullmatch(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})", text, re.ASCII)
     if match is None or int(match[1]) > int(match[2]):
-        raise ConfigError(f"--batch: found {text!r}, expected the smallest and the largest batch, such as 16-1024")
+        raise ConfigError(f"--batch: found {shown(text)}, expected the smallest and the largest batch, such as 16-1024")
     return int(match[1]), int(match[2])
 
 
 def _ranks(text: str | None) -> tuple[int, ...] | None:
-    from brim.errors import ConfigError
+    from brim.errors import ConfigError, shown
 
     if text is None:
         return None
     words = text.split(",")
     if not all(re.fullmatch(r"[1-9][0-9]{0,3}", word, re.ASCII) and int(word).bit_count() == 1 for word in words):
-        raise ConfigError(f"--ranks: found {text!r}, expected powers of two such as 1,2,4")
+        raise ConfigError(f"--ranks: found {shown(text)}, expected powers of two such as 1,2,4")
     return tuple(sorted({1, *map(int, words)}))
 
 

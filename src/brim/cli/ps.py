@@ -16,7 +16,7 @@ from brim.cli.controller import client
 from brim.cli.job_table import history_rows, queue_rows, table
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import ConfigError, NotFoundError, shown
 
 app = typer.Typer()
 
@@ -71,7 +71,7 @@ def history(
     """Show the jobs that have ended, with their exit codes."""
     wanted = output_of(output, as_json)
     if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= 1_000:
-        raise ConfigError(f"--limit: found {limit!r}, expected a number from 1 to 1000")
+        raise ConfigError(f"--limit: found {shown(limit)}, expected a number from 1 to 1000")
     listing = client().jobs("ended", user=user or "", limit=int(limit))
     of = _of(user, listing)
     if wanted == "json":

@@ -13,7 +13,7 @@ import typer
 from brim.agent.protocol import ON_CPU
 from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import BrimError, ConfigError, NotFoundError
+from brim.errors import BrimError, ConfigError, NotFoundError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,7 +168,7 @@ def _range(option: str, text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     last = last or first
     if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and int(first) <= int(last)):
-        raise ConfigError(f"{option}: found {text!r}, expected ids of jobs, such as 41-80")
+        raise ConfigError(f"{option}: found {shown(text)}, expected ids of jobs, such as 41-80")
     return int(first), int(last)
 
 

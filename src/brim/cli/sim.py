@@ -27,7 +27,7 @@ from brim.cli.outputs import check_outputs, console, payload
 from brim.cli.replay_inputs import cluster_of, naming, read_trace, sleep_of, truth_option, warn_of_useless
 from brim.cli.reproduce import reproduce
 from brim.cli.unconverted import UnconvertedGroup
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 from brim.units import counted
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def run(
 
         check_by("--bill", bill)
     if len(loads) != 1:
-        raise ConfigError(f"--load: found {load!r}, expected one number; `brim sim compare` takes several")
+        raise ConfigError(f"--load: found {shown(load)}, expected one number; `brim sim compare` takes several")
     with payload() as out:
         _replay_and_report(
             trace, cluster, [policy], format, limit, from_date, loads, [seed],
@@ -402,7 +402,7 @@ def _mean_time_ms(option: str, text: str) -> int:
     with naming(option):
         mean_ms = parse_duration_ms(text)
     if not mean_ms:
-        raise ConfigError(f"{option}: found {text!r}, expected a time above zero")
+        raise ConfigError(f"{option}: found {shown(text)}, expected a time above zero")
     return mean_ms
 
 
@@ -414,7 +414,7 @@ def _parse_drain(text: str, cluster: Cluster) -> Drain:
     start, plus, length = times.partition("+")
     first, _, last = nodes.partition("-")
     if not (at and plus and first.isdecimal() and (last or first).isdecimal()):
-        raise ConfigError(f"--drain: found {text!r}, expected NODES@START+LENGTH, such as 0-3@2d+12h")
+        raise ConfigError(f"--drain: found {shown(text)}, expected NODES@START+LENGTH, such as 0-3@2d+12h")
     numbers_of = range(int(first), int(last or first) + 1)
     if not numbers_of or numbers_of[-1] >= cluster.num_nodes:
         raise ConfigError(f"--drain: found nodes {nodes}, cluster {cluster} has nodes 0 to {cluster.num_nodes - 1}")

@@ -13,7 +13,7 @@ from brim.cli.controller import client
 from brim.cli.job_table import printable, table
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand, UnconvertedGroup
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 app = typer.Typer(
     name="token", cls=UnconvertedGroup, no_args_is_help=True, help="Make, list and revoke tokens for the API on TCP."
@@ -52,5 +52,5 @@ def revoke(token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its numbe
 
 def _number(what: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise ConfigError(f"{what}: found {text!r}, expected a whole number")
+        raise ConfigError(f"{what}: found {shown(text)}, expected a whole number")
     return int(text)

@@ -19,7 +19,7 @@ from brim.cli.controller import agent_runs, client, controller_folder, ensure_ag
 from brim.cli.job_table import counted, printable, ranges, table
 from brim.cli.options import JsonOption, ObjectiveOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
+from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError, shown
 from brim.live.policy_file import policy_digest, policy_path
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _devices(text: str | None) -> list[str]:
             return ["--devices", str(os.cpu_count() or 1)]
         return ["--gpus", str(len(found)), "--gpu-type", type_of(found)]
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= DEVICES_MAX:
-        raise ConfigError(f"--devices: found {text!r}, expected a whole number from 1 to {DEVICES_MAX}")
+        raise ConfigError(f"--devices: found {shown(text)}, expected a whole number from 1 to {DEVICES_MAX}")
     return ["--devices", text]
 
 
@@ -176,7 +176,7 @@ def _port(text: str | None) -> list[str]:
     if text is None:
         return []
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65_535:
-        raise ConfigError(f"--tcp: found {text!r}, expected a port from 1 to 65535")
+        raise ConfigError(f"--tcp: found {shown(text)}, expected a port from 1 to 65535")
     return ["--tcp", text]
 
 
@@ -184,7 +184,7 @@ def _number(option: str, text: str | None) -> list[str]:
     if text is None:
         return []
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= NUMBER_MAX:
-        raise ConfigError(f"{option}: found {text!r}, expected a whole number from 1 to {NUMBER_MAX}")
+        raise ConfigError(f"{option}: found {shown(text)}, expected a whole number from 1 to {NUMBER_MAX}")
     return [option, text]
 
 
@@ -204,7 +204,7 @@ def _uids(text: str | None) -> list[int]:
         try:
             found.add(int(name) if name.isascii() and name.isdigit() else pwd.getpwnam(name).pw_uid)
         except KeyError:
-            raise ConfigError(f"--allow: found {name!r}, expected users of this machine, such as ann,bo") from None
+            raise ConfigError(f"--allow: found {shown(name)}, expected users of this machine, such as ann,bo") from None
     return sorted(found)
 
 

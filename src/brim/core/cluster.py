@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from brim.core.arrays import IntArray, frozen, set_frozen_state
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 from brim.units import parse_memory_mib
 
 UNLIMITED: Final = 1 << 40
@@ -150,18 +150,18 @@ def parse_cluster(text: str) -> Cluster:
 def _parse_group(text: str) -> NodeGroup:
     match = _GROUP.fullmatch(text) or _UNNAMED_GROUP.fullmatch(text)
     if not match:
-        raise ConfigError(f"cluster {text!r} is not understood: expected {_EXPECTED}")
+        raise ConfigError(f"cluster {shown(text)} is not understood: expected {_EXPECTED}")
     extras: dict[str, str] = {}
     for item in filter(None, (match[4] or "").split(",")):
         key, equals, value = item.partition("=")
         if not equals or key not in ("cpus", "mem"):
-            raise ConfigError(f"cluster {text!r}: found {item!r}, expected cpus=N or mem=SIZE")
+            raise ConfigError(f"cluster {shown(text)}: found {shown(item)}, expected cpus=N or mem=SIZE")
         extras[key] = value
     return NodeGroup(
         count=int(match[1] or 1),
         gpus=int(match[2]),
         gpu_type=match[3],
-        **_amounts(f"cluster {text!r}", extras),
+        **_amounts(f"cluster {shown(text)}", extras),
     )
 
 
@@ -175,7 +175,7 @@ def _amounts(where: str, extras: Mapping[str, object]) -> dict[str, int]:
             found["cpu_milli"] = 0
         if not 0 < found["cpu_milli"] <= UNLIMITED:
             expected = "a number of cores above zero and below a billion"
-            raise ConfigError(f"{where}: found cpus={extras['cpus']!r}, expected {expected}")
+            raise ConfigError(f"{where}: found cpus={shown(extras['cpus'])}, expected {expected}")
     if "mem" in extras:
         try:
             found["mem_mib"] = parse_memory_mib(str(extras["mem"]))
@@ -183,7 +183,7 @@ def _amounts(where: str, extras: Mapping[str, object]) -> dict[str, int]:
             found["mem_mib"] = 0
         if not 0 < found["mem_mib"] <= UNLIMITED:
             expected = "a size above zero and below a billion GB, such as 192GB or 512MiB"
-            raise ConfigError(f"{where}: found mem={extras['mem']!r}, expected {expected}")
+            raise ConfigError(f"{where}: found mem={shown(extras['mem'])}, expected {expected}")
     return found
 
 
@@ -214,10 +214,10 @@ def _group_of(table: Mapping[str, object], where: str) -> NodeGroup:
     for key, most in (("nodes", MAX_NODES), ("gpus", MAX_GPUS_PER_NODE)):
         value = table.get(key, 1)
         if type(value) is not int or not 1 <= value <= most:
-            raise ConfigError(f"{where}: found {key}={value!r}, expected a whole number, 1 to {most}")
+            raise ConfigError(f"{where}: found {key}={shown(value)}, expected a whole number, 1 to {most}")
         numbers[key] = value
     name = table.get("type", UNNAMED)
     if not isinstance(name, str) or ("type" in table and not _TYPE.fullmatch(name)):
         expected = "a letter, then letters, digits, _ . or -, such as V100"
-        raise ConfigError(f"{where}: found type={name!r}, expected {expected}")
+        raise ConfigError(f"{where}: found type={shown(name)}, expected {expected}")
     return NodeGroup(count=numbers["nodes"], gpus=numbers["gpus"], gpu_type=name, **_amounts(where, table))

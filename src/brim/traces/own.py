@@ -26,11 +26,11 @@ import polars as pl
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.cluster import Cluster, NodeGroup, cluster_of
 from brim.core.trace import DEFAULTS, INT_COLUMNS, NONE, JobClass, Status, Trace, trace_of
-from brim.errors import ConfigError, TraceError
+from brim.errors import ConfigError, TraceError, shown
 from brim.replacing import replacing
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
-from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, csv_table, header_share, shown
+from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, csv_table, header_share
 from brim.units import WHOLE_GPU
 
 NAME: Final = "brim"

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 import polars as pl
 
 from brim.core.trace import NONE, Status, Trace, trace_of
-from brim.errors import TraceError
+from brim.errors import TraceError, shown
 from brim.traces.lifecycle import (
     CPU_ONLY,
     NEVER_STARTED,
@@ -29,7 +29,7 @@ from brim.traces.lifecycle import (
 )
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
-from brim.traces.table import LINE, MAX_GPUS, MISSING, Table, shown, without_unusable
+from brim.traces.table import LINE, MAX_GPUS, MISSING, Table, without_unusable
 
 NAME: Final = "philly"
 _STATES: Final = {"Pass": Status.COMPLETED, "Killed": Status.CANCELLED, "Failed": Status.FAILED, "": Status.UNKNOWN}

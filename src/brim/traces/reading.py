@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from brim.core.trace import Trace
-from brim.errors import ConfigError, InvariantError, TraceError
+from brim.errors import ConfigError, InvariantError, TraceError, shown
 from brim.traces import own, pai
 from brim.traces.formats import FORMATS, Format
 from brim.traces.lifecycle import check_gpu_time
 from brim.traces.report import UNUSABLE, ReadReport
 from brim.traces.source import Source, check_text, open_source
-from brim.traces.table import shown
 
 SURE_ENOUGH: Final = 0.5
 """A file must match at least half of a format's features; the reader then names what is missing."""

@@ -20,12 +20,12 @@ import polars as pl
 from brim.core.arrays import IntArray
 from brim.core.cluster import MAX_GPUS_PER_NODE, MAX_NODES, Cluster, NodeGroup, cluster_of
 from brim.core.trace import NONE, Status, Trace, trace_of
-from brim.errors import TraceError
+from brim.errors import TraceError, shown
 from brim.traces.lifecycle import NEVER_STARTED, at_least_a_second
 from brim.traces.nodes import UNNAMED_TYPE
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
-from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, coded, shown, without_unusable
+from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, coded, without_unusable
 from brim.units import MS_PER_S, counted
 
 NAME: Final = "swf"

@@ -18,7 +18,7 @@ import polars as pl
 
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.trace import NONE
-from brim.errors import TraceError
+from brim.errors import TraceError, shown
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
 from brim.units import MS_PER_DAY, MS_PER_S, counted
@@ -237,12 +237,6 @@ class Table:
         if series.dtype == pl.String:
             series = series.str.strip_chars()
         return series.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
-
-
-def shown(value: object) -> str:
-    """Quote a found value on one line, cut where long."""
-    text = "nothing" if value is None or value == "" else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def coded(text: pl.Series) -> tuple[IntArray, tuple[str, ...]]:
