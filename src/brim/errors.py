@@ -30,10 +30,17 @@ def one_line(error: BaseException) -> str:
 
 def shown(value: object) -> str:
     """Quote a found value on one line, cut where long."""
-    if isinstance(value, int) and value.bit_length() > _BITS_SHOWN:  # Python does not print thousands of digits
-        return f"a number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
+    if isinstance(value, int) and value.bit_length() > _BITS_SHOWN:
+        return f"a number of {digits_of(value)} digits"
     text = "nothing" if value is None or value == "" else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def digits_of(value: float) -> int:
+    """Number of decimal digits before the point, also of whole numbers that are too long for Python to print."""
+    whole = int(abs(value))
+    fewest = int(whole.bit_length() * math.log10(2))
+    return fewest + 1 if whole >= 10**fewest else fewest
 
 
 class BrimError(Exception):

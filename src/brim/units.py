@@ -21,13 +21,31 @@ S_PER_H: Final = 3_600
 CENTURY_MS: Final = 36_525 * MS_PER_DAY
 WHOLE_GPU: Final = 1_000
 """A whole GPU, in thousandths."""
+WHOLE_MAX: Final = 10**18 - 1
+"""Largest whole number that is read; ours: the most nines that 64 bits hold. Python refuses to read 4,301 digits."""
+MEMORY_MIB_MAX: Final = 1 << 40
+"""Largest memory size that is read, in MiB: a billion GB; ours, far beyond any machine."""
 
 _DURATION_MS = {"ms": 1, "s": MS_PER_S, "m": MS_PER_MIN, "min": MS_PER_MIN, "h": MS_PER_H, "d": MS_PER_DAY,
                 "w": 7 * MS_PER_DAY}
 _MEMORY_MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+(?:\.\d+)?))?", re.ASCII)
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+
+
+def parse_whole(text: str, least: int = 0, most: int = WHOLE_MAX, *, what: str = "a whole number") -> int:
+    """Read a whole number from ``least`` to ``most`` in decimal digits; errors say ``what`` it is.
+
+    Raises:
+        ConfigError: the text is no such number.
+    """
+    value = int(text) if _WHOLE.fullmatch(text) else None
+    if value is None or not least <= value <= most:
+        end = f"to {most}" if most < WHOLE_MAX else "up, of at most 18 digits"
+        raise ConfigError(f"found {shown(text)}, expected {what} from {least} {end}")
+    return value
 
 
 def parse_duration_ms(text: str) -> int:
@@ -50,11 +68,11 @@ def _duration_ms(text: str) -> float:
     if match and (":" in stripped or match[1]):
         days, a, b, c = match[1], match[2], match[3], match[4]
         if days:  # Slurm: D-HH[:MM[:SS]]
-            seconds = int(days) * 86_400 + int(a) * 3_600 + int(b or 0) * 60 + float(c or 0)
+            seconds = float(days) * 86_400 + float(a) * 3_600 + float(b or 0) * 60 + float(c or 0)
         elif c is None:  # MM:SS
-            seconds = int(a) * 60 + int(b or 0)
+            seconds = float(a) * 60 + float(b or 0)
         else:
-            seconds = int(a) * 3_600 + int(b) * 60 + float(c)
+            seconds = float(a) * 3_600 + float(b) * 60 + float(c)
         return seconds * MS_PER_S
     raise ConfigError(f"duration {shown(text)} is not understood: expected something like 90s, 1h30m, 2d or 02:00:00")
 
@@ -63,12 +81,15 @@ def parse_memory_mib(text: str) -> int:
     """Read ``24GB``, ``768G``, ``512MiB`` as MiB (binary units, as Slurm and Kubernetes users mean them).
 
     Raises:
-        ConfigError: the text is not a size.
+        ConfigError: the text is not a size, or one beyond ``MEMORY_MIB_MAX``.
     """
     match = _MEMORY.fullmatch(text.strip())
     if not match:
         raise ConfigError(f"memory size {shown(text)} is not understood: expected something like 24GB or 512MiB")
-    return round(float(match[1]) * _MEMORY_MIB[match[2].upper()])
+    mem_mib = float(match[1]) * _MEMORY_MIB[match[2].upper()]
+    if mem_mib > MEMORY_MIB_MAX:
+        raise ConfigError(f"memory size {shown(text)} is above a billion GB")
+    return round(mem_mib)
 
 
 def show_duration(seconds: float) -> str:

@@ -78,7 +78,7 @@ def test_a_negative_price_of_the_command_line_is_refused(trace):
     done = brim("sim", "run", trace, "-c", "1x8xV100", "--price", "-1")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert "brim: error: --price: found -1, expected a price per GPU-hour" in done.stderr
+    assert "brim: error: --price: found '-1', expected a price per GPU-hour" in done.stderr
 
 
 def test_a_grace_longer_than_the_time_limit_is_refused_before_anything_is_sent():

@@ -52,7 +52,7 @@ def test_jobs_of_an_array_and_names_are_looked_up(served, monkeypatch, word, ids
 
 
 @pytest.mark.parametrize(("word", "kind", "said"), [
-    ("9-7", ConfigError, "found range 9-7, expected one of 1 to"), ("0", ConfigError, "found 0, expected an id from 1"),
+    ("9-7", ConfigError, "found range 9-7, expected one of"), ("0", ConfigError, "found '0', expected an id from 1"),
     (f"1-{JOBS_MAX + 1}", ConfigError, "expected one of 1 to"), ("9" * 30, ConfigError, "expected an id"),
     ("2_1", NotFoundError, "array 2 has no job with index 1, or"), ("1_0", NotFoundError, "job 1 is not the first of"),
     ("2_30-0", ConfigError, "expected indices"), ("9_0", NotFoundError, "no job 9 of yours"),

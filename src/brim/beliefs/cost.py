@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from brim.beliefs.toml_files import LARGEST, parse_toml, read_toml
 from brim.core.prices import TIERS, Prices
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 _EXPECTED: Final = "gpu_hour, kwh, co2_g_per_kwh, and a table [tiers] with reserved, elastic and padding"
 
@@ -24,7 +24,7 @@ def load_prices(given: str) -> Prices:
         pass
     else:
         if not 0 <= number <= LARGEST:
-            raise ConfigError(f"--price: found {given}, expected a price per GPU-hour, such as 2.50, or a file")
+            raise ConfigError(f"--price: found {shown(given)}, expected a price per GPU-hour, such as 2.50, or a file")
         return Prices.flat(number)
     return parse_prices(read_toml(given, "--price", "a price per GPU-hour, such as 2.50, or a TOML file"), given)
 

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import ConfigError, NotFoundError, digits_of
 
 LARGEST: Final = 1e15
 """Largest number in such a file, in any unit. Ours: no watt, price, rate or slowdown is near it, and sums and products
@@ -39,8 +39,10 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
     """
     try:
         content = tomllib.loads(text)
-    except ValueError as error:  # of tomllib, or of an integer with thousands of digits
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not TOML: {error}") from None
+    except ValueError:  # Python reads no whole number of so many digits
+        raise ConfigError(f"{file}: found a number of thousands of digits, expected one up to {LARGEST:g}") from None
     _check_numbers(content, file)
     return content
 
@@ -51,5 +53,5 @@ def _check_numbers(table: dict[str, Any], where: str) -> None:
             if isinstance(one, dict):
                 _check_numbers(one, f"{where}, {key} {row}" if isinstance(value, list) else f"{where}, {key}")
             elif isinstance(one, int | float) and LARGEST < abs(one) < float("inf"):
-                digits = len(str(int(abs(one))))
-                raise ConfigError(f"{where}: found {key} with {digits} digits, expected a number up to {LARGEST:g}")
+                expected = f"a number up to {LARGEST:g}"
+                raise ConfigError(f"{where}: found {key} with {digits_of(one)} digits, expected {expected}")

@@ -16,6 +16,7 @@ from brim.agent.folders import RUNTIME_VARIABLE, agent_folder, check_runtime_fol
 from brim.api.client import Client
 from brim.errors import ConfigError, NotFoundError, shown
 from brim.live.requests import ID_MAX, JOBS_MAX, NONE
+from brim.units import parse_whole
 
 if TYPE_CHECKING:
     from brim.live.records import JobRecord
@@ -73,7 +74,7 @@ def find_job(at: Client, word: str) -> JobRecord:
         ConfigError: the word can be none of these.
     """
     if word.isascii() and word.isdigit():
-        return at.job(int(word))
+        return at.job(_id(word))
     if word == LAST:
         jobs = at.jobs("all", user=user(), limit=1).jobs
         if not jobs:
@@ -132,13 +133,16 @@ def _ids(at: Client, word: str) -> Sequence[int]:
         job = find_job(at, word)
         return [job.id] if job.array == NONE else _array(at, job)
     if match["indices"]:
-        return _members(at, int(match["first"]), match["indices"].strip("[]"))
-    first, last = int(match["first"]), int(match["last"] or match["first"])
-    if not 1 <= first <= last <= ID_MAX or last - first >= JOBS_MAX:
-        if match["last"]:
-            raise ConfigError(f"found range {word}, expected one of 1 to {JOBS_MAX} ids, such as 7-16")
-        raise ConfigError(f"found {word}, expected an id from 1 to {ID_MAX}")
+        return _members(at, _id(match["first"]), match["indices"].strip("[]"))
+    first = _id(match["first"])
+    last = _id(match["last"] or match["first"])
+    if not first <= last < first + JOBS_MAX:
+        raise ConfigError(f"found range {word}, expected one of 1 to {JOBS_MAX} ids, such as 7-16")
     return range(first, last + 1)
+
+
+def _id(word: str) -> int:
+    return parse_whole(word, 1, ID_MAX, what="an id")
 
 
 def _members(at: Client, array: int, text: str) -> list[int]:

@@ -174,6 +174,9 @@ def _whole_name(name: str, where: str) -> str:
 def _translated(theirs: Mapping[str, str], lines: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     options: dict[str, Any] = {}
     ignored: list[str] = []
+    for name, value in theirs.items():  # before the others, which count as often as these say
+        if name in (*_COUNTS, *_GPU_COUNTS) and _LONG_NUMBER.search(value):
+            raise ConfigError(f"{lines[name]}: --{name}: found {shown(value)}, expected at most 18 digits")
     means = {name: _one_of_line(name, theirs, lines[name]) for name in theirs}
     for name, value in theirs.items():
         found = means[name]
@@ -201,6 +204,9 @@ def _one_of_line(name: str, theirs: Mapping[str, str], where: str) -> dict[str, 
 
 _COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes")
 """Options that say how often others count, in the order in which each is looked at beside those before it."""
+_GPU_COUNTS: Final = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
+"""Options that say how many GPUs; what others mean may depend on that."""
+_LONG_NUMBER: Final = re.compile(r"\d{19}", re.ASCII)
 _SAME: Final = {
     "chdir": "chdir", "priority": "priority", "array": "array",
 }  # fmt: skip

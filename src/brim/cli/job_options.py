@@ -12,11 +12,11 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from brim.errors import ConfigError, shown
-from brim.live.requests import JOBS_MAX, DeviceKind, Ranks, ServiceClass
-from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib
+from brim.live.requests import JOBS_MAX, PRIORITY_MAX, DeviceKind, Ranks, ServiceClass
+from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib, parse_whole
 
 SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
 VALUES: Final = (
@@ -27,6 +27,7 @@ VALUES: Final = (
 ALIASES: Final = {"dependency": "depends-on"}
 """Other names of options, as Slurm has them."""
 SWITCHES: Final = {"hold": ("hold", True), "requeue": ("requeue", True), "no-requeue": ("requeue", False)}
+_Read = TypeVar("_Read")
 Options = Mapping[str, Any]
 """Values by option: a text, True or False for a switch, and a mapping for ``env``."""
 
@@ -157,7 +158,7 @@ def asked(options: Options) -> Asked:
     fields: dict[str, Any] = {"attempts_max": 1}  # what fails is not repeated; faults of the node do not count
     if "name" in options:
         fields["name"] = options["name"]
-    fields.update(_gpus(options.get("gpus", "1")))
+    fields.update(_read(_gpus, "gpus", options.get("gpus", "1"), _GPUS))
     if "cpus" in options:
         fields["cpus_per_gpu"] = _number("cpus", options["cpus"]) / fields["gpus"]
     if "mem" in options:
@@ -177,7 +178,8 @@ def asked(options: Options) -> Asked:
         if fields["grace_s"] > fields.get("time_limit_s", math.inf):
             raise _unclear("grace", options["grace"], f"no more than --time, which is {options['time']}")
     if "priority" in options:
-        fields["priority"] = _whole("priority", options["priority"])
+        expected = f"a whole number from -{PRIORITY_MAX} to {PRIORITY_MAX}"
+        fields["priority"] = _read(_priority, "priority", options["priority"], expected)
     if "class" in options:
         fields["job_class"] = _one_of("class", options["class"], get_args(ServiceClass))
     if "ranks" in options:
@@ -195,7 +197,7 @@ def asked(options: Options) -> Asked:
         if fields["deadline_s"] <= time.time():
             raise _unclear("deadline", options["deadline"], "a time to come")
     if "batch" in options:
-        fields.update(_batch(options["batch"]))
+        fields.update(_read(_batch, "batch", options["batch"], _BATCH))
     fields.update({switch: options[switch] for switch in ("hold", "requeue") if switch in options})
     indices, limit = _indices(options["array"]) if "array" in options else ((), None)
     if limit is not None:
@@ -226,31 +228,30 @@ def _gpus(text: str) -> dict[str, Any]:
         kind, count = text, "1"
     if kind:
         if not _GPU_TYPE.fullmatch(kind):
-            raise _unclear("gpus", text, _GPUS)
+            raise ConfigError(text)
         found["gpu_type"] = kind
     if "," in count:
-        sizes = sorted({_whole("gpus", each) for each in count.split(",")})
+        sizes = sorted({parse_whole(each, 1) for each in count.split(",")})
         return {**found, "gpus": sizes[0], "sizes": sizes}
     if match := _RANGE.fullmatch(count):
-        least, most = int(match[1]), int(match[2])
-        if not 1 <= least <= most:
-            raise _unclear("gpus", text, _GPUS)
-        return {**found, "gpus": least, "gpus_min": least, "gpus_max": most}
-    if not count.isascii() or not count.isdigit() or not int(count):
-        raise _unclear("gpus", text, _GPUS)
-    return {**found, "gpus": int(count)}
+        least = parse_whole(match[1], 1)
+        return {**found, "gpus": least, "gpus_min": least, "gpus_max": parse_whole(match[2], least)}
+    return {**found, "gpus": parse_whole(count, 1)}
 
 
 _GPUS: Final = "a number, a range or a list, such as 4, 1-8, 1,2,4 or A100:4"
+_BATCH: Final = "a number, or a range from the smaller to the larger, such as 32-256"
 
 
 def _batch(text: str) -> dict[str, int]:
     if match := _RANGE.fullmatch(text):
-        least, most = int(match[1]), int(match[2])
-        if least > most:
-            raise _unclear("batch", text, "a number, or a range from the smaller to the larger, such as 32-256")
-        return {"batch": least, "batch_min": least, "batch_max": most}
-    return {"batch": _whole("batch", text)}
+        least = parse_whole(match[1])
+        return {"batch": least, "batch_min": least, "batch_max": parse_whole(match[2], least)}
+    return {"batch": parse_whole(text)}
+
+
+def _priority(text: str) -> int:
+    return parse_whole(text, -PRIORITY_MAX, PRIORITY_MAX)
 
 
 def read_dependencies(text: str) -> tuple[Dependency, ...]:
@@ -273,7 +274,8 @@ def read_dependencies(text: str) -> tuple[Dependency, ...]:
 def _indices(text: str) -> tuple[tuple[int, ...], int | None]:
     """Indices, and how many of their jobs may run at the same time: ``0-99%4``."""
     limited = _LIMIT.fullmatch(text)
-    return read_indices(limited[1] if limited else text), int(limited[2]) if limited else None
+    indices = read_indices(limited[1] if limited else text)
+    return indices, _read(parse_whole, "array", limited[2], "a number of jobs after %") if limited else None
 
 
 def read_indices(text: str) -> tuple[int, ...]:
@@ -285,16 +287,20 @@ def read_indices(text: str) -> tuple[int, ...]:
     expected = "indices such as 0-9, 1,3,5 or 0-100:10, and with %4 at the end at most 4 jobs at the same time"
     found: set[int] = set()
     for part in text.split(","):
-        match = _INDICES.fullmatch(part)
-        if not match:
-            raise _unclear("array", text, expected)
-        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if last < first or not step or (last - first) // step >= JOBS_MAX:
+        steps = _read(_steps, "array", part, expected)
+        if not 0 < len(steps) <= JOBS_MAX:
             raise _unclear("array", text, f"{expected}, at most {JOBS_MAX} of them")
-        found.update(range(first, last + 1, step))
+        found.update(steps)
     if len(found) > JOBS_MAX:
         raise _unclear("array", text, f"at most {JOBS_MAX} indices")
     return tuple(sorted(found))
+
+
+def _steps(text: str) -> range:
+    match = _INDICES.fullmatch(text)
+    if not match:
+        raise ConfigError(text)
+    return range(parse_whole(match[1]), parse_whole(match[2] or match[1]) + 1, parse_whole(match[3] or "1", 1))
 
 
 def _moment(option: str, text: str) -> int:
@@ -328,7 +334,7 @@ def _duration_ms(option: str, text: str) -> int:
     return _read(parse_duration_ms, option, text, "a duration such as 90s, 1h30m, 2d or 02:00:00")
 
 
-def _read(parse: Callable[[str], int], option: str, text: str, expected: str) -> int:
+def _read(parse: Callable[[str], _Read], option: str, text: str, expected: str) -> _Read:
     try:
         return parse(text)
     except ConfigError:
@@ -354,13 +360,6 @@ def _part_milli(option: str, text: str) -> int:
     if not 0 < part <= 1:
         raise _unclear(option, text, "a part of the time, such as 60% or 0.6")
     return max(1, round(part * 1000))
-
-
-def _whole(option: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise _unclear(option, text, "a whole number") from None
 
 
 def _unclear(option: str, text: str, expected: str) -> ConfigError:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from brim.errors import ConfigError, shown
+from brim.units import WHOLE_MAX
 
 FILE_BYTES_MAX: Final = 1 << 16
 _DEPTH_MAX: Final = 32
@@ -65,9 +66,11 @@ def read_jobfile(path: Path) -> JobFile:
         known = _FIELDS.get(field) if isinstance(field, str) else None
         if known is None:
             raise ConfigError(f"{path}: found the field {shown(field)}, expected one of {', '.join(_FIELDS)}")
-        for text in _texts(value):
-            if "\0" in text:  # no word of a command, variable or path can have one
-                raise ConfigError(f"{path}: {field}: found {shown(text)}, expected no NUL in it")
+        for leaf in _leaves(value):
+            if isinstance(leaf, int) and abs(leaf) > WHOLE_MAX:
+                raise ConfigError(f"{path}: {field}: found {shown(leaf)}, expected at most 18, or a text in quotes")
+            if "\0" in str(leaf):  # no word of a command, variable or path can have one
+                raise ConfigError(f"{path}: {field}: found {shown(leaf)}, expected no NUL in it")
         if isinstance(known, str):
             if known:
                 options[known] = _value(path, field, value)
@@ -127,13 +130,13 @@ def _plain(data: bytes, path: Path) -> Any:
         raise ConfigError(f"{path}: found a value that cannot be read, expected YAML") from None
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """All names, texts and numbers in a value."""
     if isinstance(value, dict | list):
         for item in (*value, *(value.values() if isinstance(value, dict) else ())):
-            yield from _texts(item)
+            yield from _leaves(item)
     else:
-        yield str(value)
+        yield value
 
 
 def _value(path: Path, field: str, value: Any) -> Any:

@@ -19,9 +19,10 @@ from brim.agent.log_cap import read_log
 from brim.cli.completion import complete_job
 from brim.cli.controller import client, find_job
 from brim.cli.job_table import is_removed, printable
+from brim.cli.options import whole
 from brim.cli.retention import KEPT_DAYS
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import ConfigError, NotFoundError, shown
+from brim.errors import NotFoundError
 
 if TYPE_CHECKING:
     from brim.api.client import Client
@@ -82,7 +83,7 @@ def logs(
     tail: Annotated[str | None, typer.Option("--tail", metavar="N", help="Only the last N lines.")] = None,
 ) -> None:
     """Show what a job wrote, through all its attempts."""
-    of_rank, lines = _number("--rank", rank), None if tail is None else _number("--tail", tail)
+    of_rank, lines = whole(rank, "--rank"), None if tail is None else whole(tail, "--tail")
     at = client()
     found = find_job(at, job)
     if found.uid != os.getuid():
@@ -100,13 +101,6 @@ def logs(
             raise NotFoundError(f"job {found.id} {said}" + (f": {found.reason}" if found.reason else ""))
     if follow_on:
         follow(at, found.id, of_rank, places)
-
-
-def _number(option: str, text: str) -> int:
-    """Read a whole number; one of as many digits as ``sys.maxsize`` counts as that."""
-    if not text.isascii() or not text.isdigit():
-        raise ConfigError(f"{option}: found {shown(text)}, expected a whole number of at least 0")
-    return int(text) if len(text) < len(str(sys.maxsize)) else sys.maxsize  # int refuses thousands of digits
 
 
 def follow(at: Client, job: int, rank: int, places: dict[int, int] | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from brim.errors import ConfigError, shown
+from brim.units import WHOLE_MAX, parse_whole
 
 OUTPUTS: Final = ("table", "json")
 LISTING: Final = Path(__file__).parent.parent / "policies" / "listing.json"
@@ -79,6 +80,25 @@ def waiting(what: str) -> Iterator[None]:
 
     with Console(stderr=True).status(what):
         yield
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Begin the message of an error in the value of an option with the option's name."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+def whole(text: str, option: str, least: int = 0, most: int = WHOLE_MAX, *, what: str = "a whole number") -> int:
+    """Read a whole number from ``least`` to ``most``; errors say ``what`` it is.
+
+    Raises:
+        ConfigError: the text is no such number.
+    """
+    with naming(option):
+        return parse_whole(text, least, most, what=what)
 
 
 def numbers(text: str, option: str) -> list[float]:

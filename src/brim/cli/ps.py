@@ -14,9 +14,9 @@ from brim.api.client import Listing
 from brim.api.wire import SCHEMA, plain_job
 from brim.cli.controller import client
 from brim.cli.job_table import history_rows, queue_rows, table
-from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.options import JsonOption, OutputOption, output_of, whole
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import ConfigError, NotFoundError, shown
+from brim.errors import NotFoundError
 
 app = typer.Typer()
 
@@ -70,9 +70,8 @@ def history(
 ) -> None:  # fmt: skip
     """Show the jobs that have ended, with their exit codes."""
     wanted = output_of(output, as_json)
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= 1_000:
-        raise ConfigError(f"--limit: found {shown(limit)}, expected a number from 1 to 1000")
-    listing = client().jobs("ended", user=user or "", limit=int(limit))
+    most = whole(limit, "--limit", 1, 1_000)
+    listing = client().jobs("ended", user=user or "", limit=most)
     of = _of(user, listing)
     if wanted == "json":
         print(json.dumps({"schema": SCHEMA, "now_ms": listing.now_ms, "jobs": list(map(plain_job, listing.jobs))}))

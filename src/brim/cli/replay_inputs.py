@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.cli.options import waiting
+from brim.cli.options import naming, waiting
 from brim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -136,12 +135,3 @@ def sleep_of(suspend_time: str) -> Sleep | None:
         return None
     with naming("--suspend-time"):
         return Sleep(after_ms=parse_duration_ms(suspend_time))
-
-
-@contextmanager
-def naming(option: str) -> Iterator[None]:
-    """Begin the message of an error in the value of an option with the option's name."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{option}: {error}") from None

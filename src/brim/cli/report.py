@@ -14,6 +14,7 @@ from brim.agent.protocol import ON_CPU
 from brim.cli.options import JsonOption, OutputOption, complete_policy, output_of
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError, shown
+from brim.units import parse_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,11 +166,12 @@ def _was_on_cpu(recorded: RecordedJob) -> bool:
 
 
 def _range(option: str, text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    last = last or first
-    if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and int(first) <= int(last)):
-        raise ConfigError(f"{option}: found {shown(text)}, expected ids of jobs, such as 41-80")
-    return int(first), int(last)
+    begin, _, end = text.partition("-")
+    try:
+        first = parse_whole(begin)
+        return first, parse_whole(end or begin, first)
+    except ConfigError:
+        raise ConfigError(f"{option}: found {shown(text)}, expected ids of jobs, such as 41-80") from None
 
 
 def _scene(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -20,11 +21,12 @@ from brim.cli.options import (
     complete_policies,
     complete_policy,
     factor,
+    naming,
     numbers,
     output_of,
 )
 from brim.cli.outputs import check_outputs, console, payload
-from brim.cli.replay_inputs import cluster_of, naming, read_trace, sleep_of, truth_option, warn_of_useless
+from brim.cli.replay_inputs import cluster_of, read_trace, sleep_of, truth_option, warn_of_useless
 from brim.cli.reproduce import reproduce
 from brim.cli.unconverted import UnconvertedGroup
 from brim.errors import ConfigError, shown
@@ -296,7 +298,7 @@ def _replay_and_report(
     policies = list(dict.fromkeys(filter(None, names)))
     if not policies:
         raise ConfigError("--policies: no policy was given; see `brim policy list`")
-    files = filter(Path.is_file, [Path(cluster_text or ".")])
+    files = filter(os.path.isfile, [cluster_text or "."])
     inputs = [path, library, power, price, truth.profiles, *policies, *files]
     _check_results(html, jobs, inputs)
     given = None if cluster_text is None else parse_cluster(cluster_text)
@@ -408,17 +410,17 @@ def _mean_time_ms(option: str, text: str) -> int:
 
 def _parse_drain(text: str, cluster: Cluster) -> Drain:
     from brim.sim.faults import Drain
-    from brim.units import parse_duration_ms
+    from brim.units import parse_duration_ms, parse_whole
 
     nodes, at, times = text.partition("@")
     start, plus, length = times.partition("+")
     first, _, last = nodes.partition("-")
     if not (at and plus and first.isdecimal() and (last or first).isdecimal()):
         raise ConfigError(f"--drain: found {shown(text)}, expected NODES@START+LENGTH, such as 0-3@2d+12h")
-    numbers_of = range(int(first), int(last or first) + 1)
-    if not numbers_of or numbers_of[-1] >= cluster.num_nodes:
-        raise ConfigError(f"--drain: found nodes {nodes}, cluster {cluster} has nodes 0 to {cluster.num_nodes - 1}")
     with naming("--drain"):
+        numbers_of = range(parse_whole(first), parse_whole(last or first) + 1)
+        if not numbers_of or numbers_of[-1] >= cluster.num_nodes:
+            raise ConfigError(f"found nodes {nodes}, cluster {cluster} has nodes 0 to {cluster.num_nodes - 1}")
         start_ms, length_ms = parse_duration_ms(start), parse_duration_ms(length)
     return Drain(nodes=tuple(numbers_of), start_ms=start_ms, end_ms=start_ms + length_ms)
 

@@ -11,9 +11,8 @@ import typer
 from brim.api.wire import SCHEMA
 from brim.cli.controller import client
 from brim.cli.job_table import printable, table
-from brim.cli.options import JsonOption, OutputOption, output_of
+from brim.cli.options import JsonOption, OutputOption, output_of, whole
 from brim.cli.unconverted import UnconvertedCommand, UnconvertedGroup
-from brim.errors import ConfigError, shown
 
 app = typer.Typer(
     name="token", cls=UnconvertedGroup, no_args_is_help=True, help="Make, list and revoke tokens for the API on TCP."
@@ -26,7 +25,7 @@ def new(
     days: Annotated[str, typer.Option("--days", metavar="N", help="Valid for so many days, 1 to 90.")] = "90",
 ) -> None:
     """Make a token and print its secret, this once."""
-    made = client().new_token(label, _number("--days", days))
+    made = client().new_token(label, whole(days, "--days", 1, 90))
     print(made["secret"])
 
 
@@ -47,10 +46,4 @@ def list_tokens(output: OutputOption = "table", as_json: JsonOption = False) -> 
 @app.command(cls=UnconvertedCommand)
 def revoke(token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its number, as in the list.")]) -> None:
     """Revoke a token; it is refused from now on."""
-    client().revoke_token(_number("TOKEN", token))
-
-
-def _number(what: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise ConfigError(f"{what}: found {shown(text)}, expected a whole number")
-    return int(text)
+    client().revoke_token(whole(token, "TOKEN"))

@@ -14,7 +14,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 _UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 """The base of all usage errors, which typer itself does not export; click has it too, for older versions of typer."""
@@ -24,8 +24,8 @@ _MissingParameter: Final[Any] = next(
 
 
 _EXPECTED: Final = {
-    "int_parsing": "a whole number", "float_parsing": "a number", "greater_than_equal": "{ge} or more",
-    "less_than_equal": "at most {le}",
+    "int_parsing": "a whole number", "int_parsing_size": "a whole number of at most 18 digits",
+    "float_parsing": "a number", "greater_than_equal": "{ge} or more", "less_than_equal": "at most {le}",
 }  # fmt: skip
 """Kind of pydantic's error -> what brim says instead."""
 
@@ -100,7 +100,7 @@ def _found_and_expected(error: Any) -> str:
     first = errors()[0]
     limits, given = first.get("ctx", {}), first["input"]
     expected = _EXPECTED.get(first["type"], "").format(**limits) or first["msg"]
-    return f"{max(error.param.opts, key=len)}: found {given if limits else repr(given)}, expected {expected}"
+    return f"{max(error.param.opts, key=len)}: found {shown(given)}, expected {expected}"
 
 
 class UnconvertedGroup(TyperGroup):

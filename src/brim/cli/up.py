@@ -17,7 +17,7 @@ from brim.agent.folders import agent_folder, check_runtime_folder, runtime_folde
 from brim.api.wire import SCHEMA
 from brim.cli.controller import agent_runs, client, controller_folder, ensure_agent, is_locked, joined_file, user
 from brim.cli.job_table import counted, printable, ranges, table
-from brim.cli.options import JsonOption, ObjectiveOption, OutputOption, complete_policy, output_of
+from brim.cli.options import JsonOption, ObjectiveOption, OutputOption, complete_policy, output_of, whole
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError, shown
 from brim.live.policy_file import policy_digest, policy_path
@@ -33,6 +33,8 @@ DEVICES_MAX: Final = 10_000
 """Most CPU slots; ours: far more than a machine has cores."""
 NUMBER_MAX: Final = 1_000_000
 """Largest limit on GPUs or jobs of a user; ours."""
+UID_MAX: Final = (1 << 32) - 2
+"""Largest id of a user on Linux; the one above it stands for none."""
 STOP_MARGIN_S: Final = 10.0
 """Longest wait for the end of jobs beyond the time that they have; ours."""
 
@@ -167,25 +169,15 @@ def _devices(text: str | None) -> list[str]:
         if not found:
             return ["--devices", str(os.cpu_count() or 1)]
         return ["--gpus", str(len(found)), "--gpu-type", type_of(found)]
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= DEVICES_MAX:
-        raise ConfigError(f"--devices: found {shown(text)}, expected a whole number from 1 to {DEVICES_MAX}")
-    return ["--devices", text]
+    return ["--devices", str(whole(text, "--devices", 1, DEVICES_MAX))]
 
 
 def _port(text: str | None) -> list[str]:
-    if text is None:
-        return []
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65_535:
-        raise ConfigError(f"--tcp: found {shown(text)}, expected a port from 1 to 65535")
-    return ["--tcp", text]
+    return [] if text is None else ["--tcp", str(whole(text, "--tcp", 1, 65_535, what="a port"))]
 
 
 def _number(option: str, text: str | None) -> list[str]:
-    if text is None:
-        return []
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= NUMBER_MAX:
-        raise ConfigError(f"{option}: found {shown(text)}, expected a whole number from 1 to {NUMBER_MAX}")
-    return [option, text]
+    return [] if text is None else [option, str(whole(text, option, 1, NUMBER_MAX))]
 
 
 def _predictability(text: str | None) -> list[str]:
@@ -202,7 +194,8 @@ def _uids(text: str | None) -> list[int]:
     found = set()
     for name in filter(None, (text or "").split(",")):
         try:
-            found.add(int(name) if name.isascii() and name.isdigit() else pwd.getpwnam(name).pw_uid)
+            is_uid = name.isascii() and name.isdigit()
+            found.add(whole(name, "--allow", 0, UID_MAX, what="a user id") if is_uid else pwd.getpwnam(name).pw_uid)
         except KeyError:
             raise ConfigError(f"--allow: found {shown(name)}, expected users of this machine, such as ann,bo") from None
     return sorted(found)

@@ -179,7 +179,7 @@ def _amounts(where: str, extras: Mapping[str, object]) -> dict[str, int]:
     if "mem" in extras:
         try:
             found["mem_mib"] = parse_memory_mib(str(extras["mem"]))
-        except ConfigError:
+        except (ConfigError, ValueError):  # ValueError: a whole number that is too long to be shown
             found["mem_mib"] = 0
         if not 0 < found["mem_mib"] <= UNLIMITED:
             expected = "a size above zero and below a billion GB, such as 192GB or 512MiB"
@@ -197,6 +197,8 @@ def _read_toml(path: Path) -> Cluster:
         raise ConfigError(f"cluster file {path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cluster file {path}: {error}") from None
+    except ValueError:  # Python reads no whole number of so many digits
+        raise ConfigError(f"cluster file {path}: found a number of thousands of digits, expected fewer") from None
     tables = data.get("group")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         found = "a 'group' that is none" if tables is not None else ", ".join(map(repr, data)) or "nothing"

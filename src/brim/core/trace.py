@@ -237,10 +237,15 @@ _DIGITS = re.compile(r"(\d+)")
 _INT64_DIGITS = 18
 
 
-def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key that puts ``job9`` before ``job10``; total, because ids are unique."""
-    parts = _DIGITS.split(text)
-    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts if part)
+def natural_key(text: str) -> tuple[tuple[int, int, str, str], ...]:
+    """Sort key that puts ``job9`` before ``job10``; total, because ids are unique.
+
+    Of two numbers, the one with more digits is larger, leading zeros apart: Python reads no number of 4,301 digits.
+    """
+    return tuple(
+        (0, len(part.lstrip("0")), part.lstrip("0"), part) if part.isdecimal() else (1, 0, "", part)
+        for part in _DIGITS.split(text) if part
+    )  # fmt: skip
 
 
 def _canonical_order(submit_ms: IntArray, ids: NDArray[Any]) -> IntArray:
