@@ -144,6 +144,11 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["--load", "nan"], "--load: found 'nan'"),
         (["--load", "1,2"], "expected one number"),
         (["--overheads", "double"], "--overheads: found 'double'"),
+        *(
+            (["--overheads", f"x{factor}"], f"--overheads: found x{factor}, expected x0 to x10000, at which a restart "
+             "of 30 s takes 3.5 d")
+            for factor in ("1e+16", "1e+300", "inf", "nan", "-1")
+        ),
         (["--estimates", "guess"], "guess"),
         (["--drain", "9@0s+1h"], "cluster 2x8xV100 has nodes 0 to 1"),
         (["--drain", "now"], "--drain: found 'now'"),

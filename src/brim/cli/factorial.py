@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from brim.cli.options import ClusterOption, JsonOption, OutputOption, complete_policy, factor, numbers, output_of
+from brim.cli.options import ClusterOption, JsonOption, OutputOption, complete_policy, numbers, output_of
 from brim.cli.outputs import check_outputs, console, payload
-from brim.cli.replay_inputs import cluster_of, read_trace, sleep_of, truth_option, warn_of_useless
+from brim.cli.replay_inputs import cluster_of, overheads_of, read_trace, sleep_of, truth_option, warn_of_useless
 from brim.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def factorial(
         where = cluster_of(jobs, None if cluster is None else parse_cluster(cluster), loads[0], curves)
         jobs, notes = how.runnable(jobs, where)
         settings = ReplaySettings(
-            overheads=how.overheads().times(factor(overheads, "--overheads")), load=loads[0], notes=notes,
+            overheads=overheads_of(how, overheads), load=loads[0], notes=notes,
             sleep=sleep_of(suspend_time), power=curves_for(where, curves) if power else (),
         )
         warn_of_useless([whole], jobs, how, shows={"price", "power" if power else ""})

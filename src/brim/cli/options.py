@@ -114,19 +114,3 @@ def numbers(text: str, option: str) -> list[float]:
     if not all(0 < value < float("inf") for value in values):
         raise ConfigError(f"{option}: found {shown(text)}, expected numbers above 0, such as 0.9 or 0.7,0.9,1.1")
     return values
-
-
-def factor(text: str, option: str) -> float:
-    """Read ``x2`` or ``2``.
-
-    Raises:
-        ConfigError: the text is not a factor.
-    """
-    try:
-        value = float(text.removeprefix("x"))
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{option}: found {shown(text)}, expected a factor such as x2")
-    return value
-

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.cli.options import naming, waiting
-from brim.errors import ConfigError
+from brim.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from brim.core.cluster import Cluster
     from brim.core.trace import Trace
     from brim.policies.sockets import Policy
+    from brim.sim.overheads import Overheads
     from brim.sim.sleepers import Sleep
     from brim.sim.truth_option import TruthOption
 
@@ -124,6 +125,20 @@ def _unknown_types(trace: Trace, cluster: Cluster, powered: Iterable[str]) -> st
     near = [match for name in unknown for match in difflib.get_close_matches(name.upper(), GPU_MIB, n=1)]
     hint = f" (nearest: {', '.join(dict.fromkeys(near))})" if near else ""
     return f"GPUs of type {', '.join(unknown)}{hint}" if unknown else ""
+
+
+def overheads_of(truth: TruthOption, text: str) -> Overheads:
+    """Return the costs of changes, times a factor such as ``x2`` or ``2``.
+
+    Raises:
+        ConfigError: the text is not a factor, or not one of those that ``Overheads.times`` takes.
+    """
+    with naming("--overheads"):
+        try:
+            factor = float(text.removeprefix("x"))
+        except ValueError:
+            raise ConfigError(f"found {shown(text)}, expected a factor such as x2") from None
+        return truth.overheads().times(factor)
 
 
 def sleep_of(suspend_time: str) -> Sleep | None:

@@ -20,13 +20,12 @@ from brim.cli.options import (
     OutputOption,
     complete_policies,
     complete_policy,
-    factor,
     naming,
     numbers,
     output_of,
 )
 from brim.cli.outputs import check_outputs, console, payload
-from brim.cli.replay_inputs import cluster_of, read_trace, sleep_of, truth_option, warn_of_useless
+from brim.cli.replay_inputs import cluster_of, overheads_of, read_trace, sleep_of, truth_option, warn_of_useless
 from brim.cli.reproduce import reproduce
 from brim.cli.unconverted import UnconvertedGroup
 from brim.errors import ConfigError, shown
@@ -308,7 +307,7 @@ def _replay_and_report(
         if other != name:
             raise ConfigError(f"--policies: {other} and {name} are both called {find_policy(name).name!r}; rename one")
     settings = ReplaySettings(
-        overheads=truth.overheads().times(factor(overheads, "--overheads")), estimates=estimates, library=library,
+        overheads=overheads_of(truth, overheads), estimates=estimates, library=library,
     )
     if library:
         load(library)  # a wrong name is an error even if no policy asks for the models

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from brim.beliefs.overheads import IN_PLACE_MS
+from brim.beliefs.overheads import IN_PLACE_MS, RESTART_MS
 from brim.errors import ConfigError
-from brim.units import MS_PER_MIN, MS_PER_S
+from brim.units import MS_PER_MIN, MS_PER_S, show_duration
+
+FACTOR_MAX: Final = 10_000
+"""Largest factor on the costs of changes; ours: a restart then takes days, longer than nearly all jobs run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +88,12 @@ class Overheads:
         """Scale the costs of changes (not the checkpoint interval): the ``--overheads x2`` of the command line.
 
         Raises:
-            ConfigError: the factor is negative or not finite.
+            ConfigError: the factor is negative, or above ``FACTOR_MAX``.
         """
-        if not (math.isfinite(factor) and factor >= 0):
-            raise ConfigError(f"overheads factor {factor}: expected a number from 0 up")
+        if not 0 <= factor <= FACTOR_MAX:
+            once, most = (show_duration(times * RESTART_MS / MS_PER_S) for times in (1, FACTOR_MAX))
+            expected = f"x0 to x{FACTOR_MAX}, at which a restart of {once} takes {most}"
+            raise ConfigError(f"found x{factor:g}, expected {expected}")
         return Overheads(
             start_ms=round(self.start_ms * factor), save_ms=round(self.save_ms * factor),
             restart_ms=round(self.restart_ms * factor), checkpoint_ms=self.checkpoint_ms,
