@@ -230,3 +230,12 @@ def test_jobs_run_on_a_cluster_without_a_named_type_whatever_type_they_ask_for(t
     assert found["results"][0]["finished"] == 3
     (said,) = [line for line in found["results"][0]["assumptions"] if "GPU types" in line]
     assert said == "The GPU types that jobs ask for are ignored: the cluster's GPUs have no named type."
+
+
+def test_a_name_that_the_encoding_of_standard_output_lacks_is_escaped(tmp_path):
+    (tmp_path / "t.csv").write_text("job_id,submit_ms,gpus,run_ms,user\na,0,1,60000,bj\u00f6rn\n", encoding="utf-8")
+    command = [sys.executable, "-m", "brim", "sim", "run", "t.csv", "-c", "1x8", "--price", "2", "--bill", "user"]
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"bj\\xf6rn" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -46,7 +47,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; exit codes: 0 success, 1 failure, 2 invalid arguments or input, 3 not found, 4 refused."""
-    _open_closed_streams()
+    _prepare_streams()
     code = _run()
     try:
         sys.stdout.flush()
@@ -112,12 +113,14 @@ def _fail(reason: str, code: int = 1) -> int:
     return code
 
 
-def _open_closed_streams() -> None:
-    """Replace streams that the caller has closed (`brim ... >&-`) a place to go."""
+def _prepare_streams() -> None:
+    """Give streams that the caller has closed (`brim ... >&-`) a place to go; escape what an encoding lacks."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr does so by itself
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":
