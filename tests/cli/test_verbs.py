@@ -5,12 +5,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import typer
 
 from brim.cli.main import app
 from brim.cli.verbs import VERBS, Verbs
+from tests.forked import ROOT
 
 GROUP = typer.main.get_command(app)
 
@@ -47,6 +49,7 @@ HEAVY = {"numpy", "numba", "polars", "fastapi", "pydantic", "uvicorn", "rich", "
 def test_verbs_that_answer_at_once_import_nothing_heavy(words, error, tmp_path):
     code = f"""
 import sys
+import tomllib
 from brim.cli.main import app
 sys.argv[1:] = {words}
 try:
@@ -67,3 +70,21 @@ def test_of_the_verbs_of_a_module_the_one_that_is_asked_for_is_built(monkeypatch
     monkeypatch.setattr(typer.main, "get_command_from_info", noted)
     assert Verbs(name="brim").get_command(None, "submit").name == "submit"
     assert len(built) == 1
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_in_silence():
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["brim"]
+    module, _, function = script.partition(":")
+    code = f"""
+import sys
+import tomllib
+from {module} import {function}
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+{function}()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
