@@ -17,6 +17,7 @@ import pytest
 
 from brim import traces
 from brim.cli import replays
+from brim.cli.main import app
 from brim.cli.replay_inputs import cluster_of
 from brim.core.cluster import parse_cluster
 from brim.core.trace import trace_of
@@ -552,3 +553,11 @@ def test_factorial_refuses_what_it_cannot_switch(trace, words, said):
 
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_a_factorial_that_is_interrupted_ends_with_the_code_of_ctrl_c(trace, monkeypatch, capsys):
+    monkeypatch.setattr("brim.cli.replays.run_all", lambda tasks: iter(()))
+    with pytest.raises(SystemExit) as ended:
+        app(["sim", "factorial", str(trace), "-c", "2x8xV100", "--limit", "3", "-p", "tiresias"], prog_name="brim")
+    assert ended.value.code == 130
+    assert "brim: interrupted: 0 of " in capsys.readouterr().err

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from brim.cli.options import ClusterOption, JsonOption, OutputOption, complete_policy, numbers, output_of
+from brim.cli.options import INTERRUPTED, ClusterOption, JsonOption, OutputOption, complete_policy, numbers, output_of
 from brim.cli.outputs import check_outputs, console, payload
 from brim.cli.replay_inputs import cluster_of, overheads_of, read_trace, sleep_of, truth_option, warn_of_useless
 from brim.errors import ConfigError, shown
+from brim.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +119,10 @@ def factorial(
         ]
         replays = list(run_all(tasks))
         if len(replays) < len(tasks) or any(replay.partial for replay in replays):
-            raise ConfigError("stopped: effects need the replays of all combinations")
+            done = sum(not replay.partial for replay in replays)
+            print(f"brim: interrupted: {done} of {counted(len(tasks), 'replay')} are complete, and effects need all",
+                  file=sys.stderr)
+            raise typer.Exit(INTERRUPTED)
         _report(whole, dict(zip(chosen, replays, strict=True)), html, wanted, out)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from brim.cli.options import INTERRUPTED
 from brim.cli.verbs import Verbs
 from brim.errors import BrimError
 
@@ -23,8 +24,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells use it (128 + SIGINT)."""
 CLOSED = "standard output was closed while the command ran: a policy file must not close sys.stdout"
 
 

@@ -14,6 +14,8 @@ import typer
 from brim.errors import ConfigError, shown
 from brim.units import WHOLE_MAX, parse_whole
 
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as shells use it (128 + SIGINT)."""
 OUTPUTS: Final = ("table", "json")
 LISTING: Final = Path(__file__).parent.parent / "policies" / "listing.json"
 """The presets and parts for ``brim policy list``; `make regold` writes the file, and a test compares it."""
