@@ -561,3 +561,18 @@ def test_a_factorial_that_is_interrupted_ends_with_the_code_of_ctrl_c(trace, mon
         app(["sim", "factorial", str(trace), "-c", "2x8xV100", "--limit", "3", "-p", "tiresias"], prog_name="brim")
     assert ended.value.code == 130
     assert "brim: interrupted: 0 of " in capsys.readouterr().err
+
+
+def test_jobs_of_a_type_that_the_cluster_lacks_are_left_out_only_when_asked_and_said_so(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("job_id,submit_ms,gpus,run_ms,gpu_type\na,0,1,1000,T4\nb,0,1,1000,V100\nc,0,9,1000,A100\nd,0,1,9,\n")
+    args = ("sim", "run", path, "-c", "1x2xA100+1x2xV100", "--json")
+    assert "--drop-too-large leaves out jobs of types that it lacks (1 of 4)" in brim(*args).stderr
+    done = brim(*args, "--drop-too-large")
+    assert "brim: 1 job of a GPU type that the cluster lacks left out.\n" in done.stderr
+    (row,) = results(done)["results"]
+    assert (row["jobs"], row["assumptions"][0]) == (2, "1 job too large for the cluster left out.")
+    path.write_text("job_id,submit_ms,gpus,run_ms,gpu_type\na,0,1,1000,T4\n")
+    nothing_left = brim(*args, "--drop-too-large")
+    assert (nothing_left.returncode, nothing_left.stdout) == (2, "")
+    assert "every job is too large for cluster 1x2xA100+1x2xV100, or of a GPU type that it lacks" in nothing_left.stderr

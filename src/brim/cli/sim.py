@@ -138,7 +138,7 @@ _SuspendTime = Annotated[
     ),
 ]
 _DropTooLarge = Annotated[
-    bool, typer.Option("--drop-too-large", help="Leave out jobs that do not fit even the empty cluster.")
+    bool, typer.Option("--drop-too-large", help="Leave out jobs that the cluster could never run.")
 ]
 _Price = Annotated[
     str | None,
@@ -373,17 +373,18 @@ def _record(
 def _without_too_large(trace: Trace, cluster: Cluster) -> tuple[Trace, tuple[str, ...]]:
     import numpy as np
 
-    from brim.sim.feasibility import fits, type_codes
+    from brim.sim.feasibility import fits, lacks_type, type_codes
 
-    fit = fits(trace, cluster, type_codes(trace, cluster)[trace.gpu_type])
-    if fit.all():
-        return trace, ()
+    lacking = lacks_type(trace, cluster)
+    there = trace.take(np.flatnonzero(~lacking))
+    fit = fits(there, cluster, type_codes(there, cluster)[there.gpu_type])
     if not fit.any():
-        raise ConfigError(f"{trace.name}: every job is too large for cluster {cluster}")
-    left_out = int((~fit).sum())
-    note = f"{counted(left_out, 'job')} too large for the cluster left out."
-    print(f"brim: {note}", file=sys.stderr)
-    return trace.take(np.flatnonzero(fit)), (note,)
+        raise ConfigError(f"{trace.name}: every job is too large for cluster {cluster}, or of a GPU type that it lacks")
+    left_out = {"too large for the cluster": ~fit, "of a GPU type that the cluster lacks": lacking}
+    notes = tuple(f"{counted(int(jobs.sum()), 'job')} {why} left out." for why, jobs in left_out.items() if jobs.any())
+    for note in notes:
+        print(f"brim: {note}", file=sys.stderr)
+    return there.take(np.flatnonzero(fit)) if notes else trace, notes
 
 
 def _faults(node_mtbf: str, job_mtbf: str, drain: list[str] | None, cluster: Cluster) -> Faults:

@@ -21,14 +21,23 @@ def type_codes(trace: Trace, cluster: Cluster) -> IntArray:
     """
     if len(cluster.gpu_types) == 1:
         return np.full(len(trace.gpu_types) + 1, NONE, dtype=np.int64)
-    codes, types = [], [name.casefold() for name in cluster.gpu_types]
-    for code, name in enumerate(trace.gpu_types):
-        if name.casefold() not in types and (trace.gpu_type == code).any():
-            raise ConfigError(
-                f"{trace.name}: jobs ask for GPU type {name!r}, but the cluster has {', '.join(cluster.gpu_types)}"
-            )
-        codes.append(types.index(name.casefold()) if name.casefold() in types else NONE)
+    lacking = lacks_type(trace, cluster)
+    if lacking.any():
+        name = trace.gpu_types[trace.gpu_type[lacking.argmax()]]
+        raise ConfigError(
+            f"{trace.name}: jobs ask for GPU type {name!r}, but the cluster has {', '.join(cluster.gpu_types)}; "
+            f"--drop-too-large leaves out jobs of types that it lacks ({lacking.sum()} of {len(trace)})"
+        )
+    types = [name.casefold() for name in cluster.gpu_types]
+    codes = [types.index(name.casefold()) if name.casefold() in types else NONE for name in trace.gpu_types]
     return np.array([*codes, NONE], dtype=np.int64)
+
+
+def lacks_type(trace: Trace, cluster: Cluster) -> BoolArray:
+    """Return whether each job asks for a GPU type that the cluster lacks (J,); one type serves jobs of any type."""
+    types = {name.casefold() for name in cluster.gpu_types}
+    absent = [len(types) > 1 and name.casefold() not in types for name in trace.gpu_types]
+    return np.array([*absent, False], dtype=np.bool_)[trace.gpu_type]
 
 
 def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
