@@ -225,3 +225,9 @@ def test_mutated_parquet_gives_our_errors_alone(tmp_path, edits):
     path = tmp_path / "a.parquet"
     traces.write(traces.synthesize("pai", 20, 1), path)
     only_ours(save(tmp_path, "b.parquet", edited(path.read_bytes(), edits)))
+
+
+def test_a_file_of_another_format_than_the_one_named_is_refused_with_its_header(tmp_path):
+    said = message(save(tmp_path, "jobs.csv", "job_id,submit_ms,gpus,run_ms\na,0,1,5000\n"), "sacct")
+    found = "row 1: found a header of 'job_id,submit_ms,gpus,run_ms'"
+    assert said.endswith(f"{found}, expected names of the format's columns, separated by '|'")

@@ -314,6 +314,10 @@ def csv_table(
     body = data[begin:]
     quoted = quoted and b'"' in body
     kept = names if wanted is None else [name for name in names if name in set(wanted)]
+    if not kept:
+        found = f"a header of {shown(separator.join(names))}"
+        expected = f"names of the format's columns, separated by {separator!r}"
+        raise TraceError(source.file, row=first - 1, found=found, expected=expected)
     lines = _Lines(
         file=source.file, body=body, names=names, first=first, separator=separator, quoted=quoted, missing=missing,
         too_many=too_many,
