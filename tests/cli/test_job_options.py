@@ -25,6 +25,8 @@ def test_a_padding_job_leaves_within_5_s_unless_it_names_a_grace_and_no_grace_ex
     assert "grace_s" not in fields(**{"class": "regular"})
     with pytest.raises(ConfigError, match=r"^--grace: found '2m', expected no more than --time, which is 60s"):
         fields(grace="2m", time="60s")
+    with pytest.raises(ConfigError, match=r"^--grace: found '25h', expected a duration up to 24h, such as 90"):
+        fields(grace="25h")
     with pytest.raises(ConfigError, match=r"^--class: found 'pading', expected regular, urgent or padding"):
         fields(**{"class": "pading"})
 

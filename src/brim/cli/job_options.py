@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar, get_args
 
 from brim.errors import ConfigError, shown
-from brim.live.requests import JOBS_MAX, PRIORITY_MAX, DeviceKind, Ranks, ServiceClass
+from brim.live.requests import GRACE_S_MAX, JOBS_MAX, PRIORITY_MAX, DeviceKind, Ranks, ServiceClass
 from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib, parse_whole
 
 SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
@@ -175,6 +175,8 @@ def asked(options: Options) -> Asked:
         fields["time_limit_s"] = max(1, _duration_ms("time", options["time"]) // MS_PER_S)
     if "grace" in options:
         fields["grace_s"] = _seconds("grace", options["grace"])
+        if fields["grace_s"] > GRACE_S_MAX:
+            raise _unclear("grace", options["grace"], "a duration up to 24h, such as 90 (seconds) or 5m")
         if fields["grace_s"] > fields.get("time_limit_s", math.inf):
             raise _unclear("grace", options["grace"], f"no more than --time, which is {options['time']}")
     if "priority" in options:

@@ -36,6 +36,8 @@ ID_MAX: Final = (1 << 53) - 1
 """Largest job id: integers are exact to here in every JSON reader."""
 LOSS_MAX: Final = 1e9
 """Largest target loss; ours: in millionths it is exact in every JSON reader."""
+GRACE_S_MAX: Final = 86_400.0
+"""Longest time between the request to stop and the end; ours: a day."""
 PRIORITY_MAX: Final = 1_000_000
 """Priorities are from minus this to this; ours."""
 CENTURY_S: Final = CENTURY_MS // MS_PER_S
@@ -328,7 +330,7 @@ _EXPECTED: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "begin_s": _whole(0, UNIX_S_MAX),
     "deadline_s": _whole(0, UNIX_S_MAX),
     "hold": _BOOLEAN,
-    "grace_s": _number(86_400.0),
+    "grace_s": _number(GRACE_S_MAX),
     "requeue": _BOOLEAN,
     "attempts_max": _whole(1, COUNT_MAX),
     "batch": _whole(1, COUNT_MAX, optional=True),
