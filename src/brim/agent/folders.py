@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from brim.errors import RefusedError
+from brim.errors import ConfigError, RefusedError
 
 STATE_VARIABLE: Final = "BRIM_STATE"
 """Environment: the state folder; by default, the user's of the XDG base directory specification."""
@@ -22,9 +22,12 @@ def state_folder(env: Mapping[str, str] = os.environ) -> Path:
 
     Raises:
         RefusedError: nothing says where it is, because the user has no home folder.
+        ConfigError: the environment names a file.
     """
-    if env.get(STATE_VARIABLE):
-        return Path(env[STATE_VARIABLE]).absolute()
+    if given := env.get(STATE_VARIABLE):
+        if os.path.exists(given) and not os.path.isdir(given):
+            raise ConfigError(f"{STATE_VARIABLE}: found {given}, which is a file, expected a folder")
+        return Path(given).absolute()
     base = env.get("XDG_STATE_HOME", "")
     try:
         return (Path(base) if os.path.isabs(base) else Path(env.get("HOME") or Path.home()) / ".local/state") / "brim"
