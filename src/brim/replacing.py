@@ -20,7 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
         BrimError: the file cannot be written, as on a full disk; ``path`` is unchanged.
     """
     target = path.resolve()
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = _part(target)
     try:
         yield part
         os.replace(part, target)
@@ -29,3 +29,18 @@ def replacing(path: Path) -> Iterator[Path]:
         raise BrimError(f"cannot write {path}: {reason}") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that ``replacing`` can write beside the file, by doing so; the file itself is left alone.
+
+    Raises:
+        OSError: it cannot.
+    """
+    part = _part(path.resolve())
+    part.touch()
+    part.unlink()
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.part")

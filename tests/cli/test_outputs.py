@@ -239,3 +239,15 @@ def test_a_name_that_the_encoding_of_standard_output_lacks_is_escaped(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert b"bj\\xf6rn" in done.stdout
+
+
+@pytest.mark.parametrize(("file", "why"), [
+    ("/proc/page.html", "folder /proc says: No such file or directory"),
+    (f"{'p' * 245}.html", "says: File name too long"), (f"{'p' * 300}.html", "says: File name too long"),
+], ids=["proc", "temporary", "name"])  # fmt: skip
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path, file, why):
+    done = brim("sim", "run", "nowhere.csv", *CLUSTER, "--html", file, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"brim: error: --html: cannot write {file}: folder ")
+    assert done.stderr.endswith(f"{why}\n")
+    assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from brim.errors import ConfigError, RefusedError
+from brim.replacing import check_replaceable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,14 +47,16 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[str | Pat
 
 def _check_writable(option: str, path: Path) -> None:
     folder = path.resolve().parent
-    if path.is_dir():
-        raise ConfigError(f"{option}: cannot write {path}: it is a folder; give a file name")
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"{option}: cannot write {path}: it is not a regular file")
-    if not folder.is_dir():
-        raise ConfigError(f"{option}: cannot write {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option}: cannot write {path}: permission denied in folder {folder}")
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{option}: cannot write {path}: it is a folder; give a file name")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{option}: cannot write {path}: it is not a regular file")
+        if not folder.is_dir():
+            raise ConfigError(f"{option}: cannot write {path}: there is no folder {folder}")
+        check_replaceable(path)
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot write {path}: folder {folder} says: {error.strerror}") from None
 
 
 def _replaces(path: Path, source: Path) -> bool:
