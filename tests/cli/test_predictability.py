@@ -13,7 +13,7 @@ import pytest
 from brim.beliefs.predictability import load
 from brim.beliefs.predictability_training import check, prefixes
 from brim.cli.predictability import runs_of
-from brim.errors import ConfigError, NotFoundError
+from brim.errors import NotFoundError, UserError
 from brim.live.requests import LOSS_MAX
 from tests.cli.commands import brim
 
@@ -78,13 +78,22 @@ def test_losses_that_are_not_finite_are_left_out_as_python_writes_them(tmp_path,
     assert len(losses) == len(rows)
 
 
-def test_losses_beyond_what_a_controller_takes_count_as_not_finite(tmp_path):
+def test_losses_beyond_what_a_controller_takes_count_as_not_finite(tmp_path, capsys):
     file = tmp_path / "losses.parquet"
     huge = pl.when(pl.int_range(pl.len()) % 9 == 4).then(1e308).otherwise("loss")
     history().with_columns(loss=huge).write_parquet(file)
     runs = runs_of(file)
     assert max(np.nanmax(run.loss) for run in runs) <= LOSS_MAX
     assert len(prefixes(runs).family), "a warning of numpy would be an error here"
+    said = f"brim: {file}: 80 rows with a loss beyond 1e+09 left out, the first is row 5\n"
+    assert capsys.readouterr().err == said
+
+
+def test_rows_without_progress_are_left_out_and_counted(tmp_path, capsys):
+    file = tmp_path / "losses.csv"
+    history().with_columns(samples=pl.col("samples") - 10).write_csv(file)
+    assert len(runs_of(file)) == 18
+    assert capsys.readouterr().err == f"brim: {file}: 18 rows without samples above 0 left out, the first is row 2\n"
 
 
 def _without_a_column(rows):
@@ -113,17 +122,17 @@ def _words_for_plans(rows):
 
 @pytest.mark.parametrize(("change", "said"), [
     (_without_a_column, "found no column 'loss', expected job, family, samples and loss"),
-    (_words_for_losses, "found something else than numbers in column 'loss'"),
-    (_words_for_plans, "found something else than numbers in column 'planned'"),
+    (_words_for_losses, "losses.csv, row 2, column 'loss': found 'low', expected a number"),
+    (_words_for_plans, "losses.csv, row 2, column 'planned': found 'long', expected a number"),
     (_one_family, "found one family only (a)"),
     (_three_losses, "no prefix of a run from which its end could be predicted (each run has too few losses, or equal"),
     (_constant, "(each run has too few losses, or equal ones)"),
-    (lambda rows: rows.clear(), "losses.csv: found no rows, expected job, family"),
+    (lambda rows: rows.clear(), "losses.csv: found no rows, expected at least one"),
 ])  # fmt: skip
 def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change, said):
     file = tmp_path / "losses.csv"
     change(history()).write_csv(file)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         check(prefixes(runs_of(file)))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
@@ -136,9 +145,21 @@ def test_a_history_that_teaches_nothing_is_refused_in_one_line(tmp_path, change,
     ("losses.csv", "", "losses.csv: found no rows, expected job"),
     ("losses.jsonl", "", "losses.jsonl: found no rows"), ("losses.parquet", "", "losses.parquet: found no rows"),
     (None, "", "nowhere.csv: no such file"), ("folder.csv", None, "folder.csv: Is a directory"),
-    ("losses.csv", "job,family,samples,loss,loss\na,x,1,2,3\n", "losses.csv: found two columns 'loss', expected job"),
-    ("losses.csv", "job,family,samples,loss,planned,planned\na,x,1,2,5,5\n", "losses.csv: found two columns 'planned'"),
-    ("losses.csv", "job,family,samples,loss,planned\na,x,1,2,-5\n", "found -5 in column 'planned', expected more than"),
+    ("losses.csv", "job,family,samples,loss,loss\na,x,1,2,3\n", "row 1, column 'loss': found the name twice, expected"),
+    ("losses.csv", "job,family,samples,loss,planned,planned\na,x,1,2,5,5\n", "column 'planned': found the name twice"),
+    ("losses.csv", "job,family,samples,loss,planned\na,x,1,2,-5\n", "row 2, column 'planned': found '-5', expected"),
+    ("losses.csv", "job,family,samples,loss\na,x,1,2\n\n,x,1,2\n", "row 4, column 'job': found nothing, expected a"),
+    ("losses.csv", "job,family,samples,loss\na,,1,2\n", "row 2, column 'family': found nothing, expected a number or"),
+    ("losses.csv", "job,family,samples,loss\na,x,1,2\na,y,2,2\n",
+     "row 3, column 'family': found 'y', expected 'x', as an earlier row of this job says"),
+    ("losses.csv", "job,family,samples,loss,planned\na,x,1,2,\nb,x,1,2,7\na,x,2,2,5\na,x,3,2,\na,x,4,2,6\n",
+     "row 6, column 'planned': found '6', expected 5.0, as an earlier row of this job says"),
+    ("losses.csv", "job,family,samples,loss\na,x,1,2\na,x,many,2\n", "row 3, column 'samples': found 'many', expected"),
+    ("losses.csv", "job,family,samples,loss\na,x,1,2\na,x,2,2,9\n", "row 3: found 5 fields, expected 4 fields"),
+    ("losses.csv", "job,family,samples,loss\na,x,1,2\na,x,2\n", "row 3: found 3 fields, expected 4 fields"),
+    ("losses.jsonl", '{"job": 1, "family": "x", "samples": 1, "loss": 2}\n{"job": 1, "samples": 1, "loss": 2}',
+     "losses.jsonl, row 2, column 'family': found nothing, expected a number or a name"),
+    ("losses.jsonl", '{"job": 1, "family": "x", "samples": 1, "loss": true}', "row 1, column 'loss': found True"),
     ("losses.jsonl", '{"job": [1], "family": "x", "samples": 1, "loss": 2}',
      "losses.jsonl: found a list or record in column 'job', expected a number or a name"),
 ])  # fmt: skip
@@ -148,7 +169,7 @@ def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, text, sai
         file.mkdir()
     elif name:
         file.write_text(text)
-    with pytest.raises(ConfigError if name and text is not None else NotFoundError) as error:
+    with pytest.raises(UserError if name and text is not None else NotFoundError) as error:
         runs_of(file)
     assert said in str(error.value)
     assert "\n" not in str(error.value)

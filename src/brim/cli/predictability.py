@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,13 +16,16 @@ import typer
 from brim.cli.options import JsonOption, OutputOption, output_of, waiting
 from brim.cli.outputs import check_outputs, console
 from brim.cli.unconverted import UnconvertedGroup
-from brim.errors import ConfigError, NotFoundError, one_line
+from brim.errors import ConfigError, NotFoundError, one_line, shown
+from brim.units import counted
 
 if TYPE_CHECKING:
     import polars as pl
 
     from brim.beliefs.predictability_judging import Scores
     from brim.beliefs.predictability_training import Prefixes, TrainedClassifier, TrainingRun
+    from brim.core.arrays import BoolArray, FloatArray
+    from brim.traces.table import Table
 
 _COLUMNS: Final = ("job", "family", "samples", "loss")
 _EXPECTED: Final = "expected job, family, samples and loss, and planned where it is known"
@@ -29,8 +33,6 @@ _READERS: Final = {".parquet": "read_parquet", ".csv": "read_csv", ".jsonl": "re
 
 _NOT_FINITE_JSON: Final = re.compile(rb"(?<=:)\s*(?:NaN|-?Infinity)(?=\s*[,}])")
 """What Python's ``json`` writes for a loss that is not finite, though JSON has no word for it."""
-_NOT_FINITE: Final = ("nan", "inf", "-inf", "infinity", "-infinity")
-"""What Python's ``csv`` writes for one, in lower case."""
 
 app = typer.Typer(
     name="predictability", cls=UnconvertedGroup, no_args_is_help=True,
@@ -97,9 +99,14 @@ def fit(
 def runs_of(history: Path) -> list[TrainingRun]:
     """The runs of a history, in the order of their first rows.
 
+    Losses that are not finite are left out, as are rows without progress and losses beyond what a controller takes,
+    which are counted on stderr.
+
     Raises:
         NotFoundError: the file cannot be read.
-        ConfigError: it is of another kind, lacks a column, or has something else than numbers in one.
+        ConfigError: it is of another kind, or lacks a column.
+        TraceError: a row has no job, no family, something else than a number, or another family or plan than an
+            earlier row of its job.
     """
     import numpy as np
     import polars as pl
@@ -107,49 +114,89 @@ def runs_of(history: Path) -> list[TrainingRun]:
     from brim.beliefs.predictability_training import TrainingRun
     from brim.live.requests import LOSS_MAX
 
-    rows = _table(history)
+    table = _table(history)
+    rows = table.frame
     if rows.is_empty():
         raise ConfigError(f"{history}: found no rows, {_EXPECTED}")
-    has_plan = "planned" in rows.columns
     for name in _COLUMNS:
         if name not in rows.columns:
             raise ConfigError(f"{history}: found no column {name!r}, {_EXPECTED}")
-    for name in (*_COLUMNS, "planned"):
-        if f"{name}_duplicated_0" in rows.columns:  # the name that Polars gives to the second
-            raise ConfigError(f"{history}: found two columns {name!r}, {_EXPECTED}")
     for name in ("job", "family"):
         if rows[name].dtype.is_nested():
             raise ConfigError(f"{history}: found a list or record in column {name!r}, expected a number or a name")
-    for name in ("samples", "loss", "planned") if has_plan else ("samples", "loss"):
-        if rows[name].dtype == pl.String:
-            rows = rows.with_columns(_without_not_finite(rows[name]))
-        if rows[name].drop_nulls().len() and not rows[name].dtype.is_numeric():
-            raise ConfigError(f"{history}: found something else than numbers in column {name!r}, {_EXPECTED}")
-    if has_plan:
-        not_positive = rows["planned"].cast(pl.Float64).fill_null(np.nan).to_numpy() <= 0
-        if not_positive.any():
-            found = rows["planned"][int(not_positive.argmax())]
-            raise ConfigError(f"{history}: found {found} in column 'planned', expected more than 0 samples")
+        if (blank := table.blank(name)).any():
+            raise table.unusable(blank, name, "a number or a name")
+    found = {name: _numbers(table, name) for name in ("samples", "loss", "planned") if name in rows.columns}
+    samples, loss = found["samples"], found["loss"]
+    planned = found.get("planned", np.full(len(rows), np.nan))
+    if (wrong := planned <= 0).any():
+        raise table.unusable(wrong, "planned", "more than 0 samples")
+    _check_same(table, "family", table.text("family"))
+    _check_same(table, "planned", pl.Series(planned, nan_to_null=True))
+    _count(table, ~(samples > 0), "without samples above 0")
+    huge = np.isfinite(loss) & (np.abs(loss) > LOSS_MAX)
+    _count(table, huge, f"with a loss beyond {LOSS_MAX:g}")
+    loss = np.where(np.abs(loss) <= LOSS_MAX, loss, np.nan)  # as a controller does: squares of others overflow
     runs = []
-    for (_,), of in rows.drop_nulls(["job", "family"]).group_by("job", maintain_order=True):
-        samples, loss = (of[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("samples", "loss"))
-        loss = np.where(np.abs(loss) <= LOSS_MAX, loss, np.nan)  # as a controller does: squares of others overflow
-        planned = of["planned"].cast(pl.Float64).drop_nulls().to_numpy() if has_plan else np.empty(0)
-        runs.append(TrainingRun(str(of["family"][0]), samples, loss, float(planned[0]) if len(planned) else np.nan))
+    for (_,), of in pl.DataFrame({"job": rows["job"]}).with_row_index().group_by("job", maintain_order=True):
+        at = of["index"].to_numpy()
+        known = planned[at][np.isfinite(planned[at])]
+        runs.append(TrainingRun(str(rows["family"][int(at[0])]), samples[at], loss[at],
+                                float(known[0]) if len(known) else np.nan))
     return runs
 
 
-def _without_not_finite(column: pl.Series) -> pl.Series:
-    """The numbers of a column in which some are said not to be finite; the same column if it has other words, too."""
+def _numbers(table: Table, column: str) -> FloatArray:
+    """The numbers of a column; NaN where nothing is said, or that it is not finite.
+
+    Raises:
+        TraceError: a value is something else; the message names its row.
+    """
+    import numpy as np
     import polars as pl
 
-    numbers = column.set(column.str.strip_chars().str.to_lowercase().is_in(_NOT_FINITE).fill_null(value=False), None)
-    found = numbers.cast(pl.Float64, strict=False)
-    return found if found.null_count() == numbers.null_count() else column
+    series = table.frame[column]
+    is_text = series.dtype == pl.String
+    if not is_text and not series.dtype.is_numeric() and series.drop_nulls().len():
+        raise table.unusable(series.is_not_null().to_numpy(), column, "a number")
+    text = table.text(column) if is_text else series
+    numbers = text.cast(pl.Float64, strict=False)
+    wrong = numbers.is_null() & text.is_not_null()
+    if wrong.any():
+        raise table.unusable(wrong.to_numpy(), column, "a number")
+    return numbers.fill_null(np.nan).to_numpy()
 
 
-def _table(history: Path) -> pl.DataFrame:
+def _check_same(table: Table, column: str, said: pl.Series) -> None:
+    """Refuse a row that says something else than the first of its job that says anything."""
     import polars as pl
+
+    rows = pl.DataFrame({"job": table.frame["job"], "said": said})
+    first = rows.select(pl.col("said").drop_nulls().first().over("job")).to_series()
+    other = (said != first).fill_null(value=False).to_numpy()
+    if other.any():
+        raise table.unusable(other, column, f"{shown(first[int(other.argmax())])}, as an earlier row of this job says")
+
+
+def _count(table: Table, left_out: BoolArray, what: str) -> None:
+    if left_out.any():
+        rows, first = counted(int(left_out.sum()), "row"), table.line(int(left_out.argmax()))
+        print(f"brim: {table.file}: {rows} {what} left out, the first is row {first}", file=sys.stderr)
+
+
+def _table(history: Path) -> Table:
+    """The rows of a history with their numbers: lines of a CSV file, else records.
+
+    Raises:
+        NotFoundError: the file cannot be read.
+        ConfigError: it is of another kind.
+        TraceError: the rows of a CSV file cannot be split.
+    """
+    import polars as pl
+
+    from brim.traces.report import ReadReport
+    from brim.traces.source import open_source
+    from brim.traces.table import LINE, Table, csv_table
 
     reader = _READERS.get(history.suffix.lower())
     if reader is None:
@@ -159,16 +206,23 @@ def _table(history: Path) -> pl.DataFrame:
     except OSError as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or one_line(error)
         raise NotFoundError(f"cannot read {history}: {why}") from None
+    report = ReadReport(file=str(history), format="losses")
     if not content:
-        return pl.DataFrame()
-    options: dict[str, Any] = {"infer_schema_length": None} if reader != "read_parquet" else {}
+        return Table(file=str(history), frame=pl.DataFrame(), report=report)
+    if reader == "read_csv":
+        table = csv_table(open_source(history), report)
+        if report.unusable:
+            raise report.first_unusable(1)[0]
+        return table
+    options: dict[str, Any] = {"infer_schema_length": None} if reader == "read_ndjson" else {}
     if reader == "read_ndjson":
         content = _NOT_FINITE_JSON.sub(b"null", content)
     try:
         found: pl.DataFrame = getattr(pl, reader)(io.BytesIO(content), **options)
     except pl.exceptions.PolarsError as error:
         raise ConfigError(f"{history}: found no table ({one_line(error)}), {_EXPECTED}") from None
-    return found
+    numbered = found.with_columns(pl.int_range(1, pl.len() + 1, dtype=pl.Int64).alias(LINE))
+    return Table(file=str(history), frame=numbered, report=report)
 
 
 def _print(found: Prefixes, trained: TrainedClassifier, data: str) -> None:
