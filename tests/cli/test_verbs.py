@@ -49,7 +49,6 @@ HEAVY = {"numpy", "numba", "polars", "fastapi", "pydantic", "uvicorn", "rich", "
 def test_verbs_that_answer_at_once_import_nothing_heavy(words, error, tmp_path):
     code = f"""
 import sys
-import tomllib
 from brim.cli.main import app
 sys.argv[1:] = {words}
 try:
@@ -77,7 +76,6 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_in_silence():
     module, _, function = script.partition(":")
     code = f"""
 import sys
-import tomllib
 from {module} import {function}
 class Interrupts:
     def find_spec(self, name, *rest):
