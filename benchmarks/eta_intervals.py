@@ -10,9 +10,10 @@ with its start if that had come. Of the jobs that waited, N starts are drawn, th
 Beside it, its peer: a moving average. It expects the mean wait of the last admissions, or the jobs or GPUs ahead over
 the rate at which the last hours admitted any, and its interval follows its own past errors by the same estimate, over
 a window of them (``admission_averages``). It is told of every admission, not only of those drawn. Of all averages,
-windows and scales two are shown: the one that scores best on ``itp03``, on which our constants were chosen, too, if
-that is among the cases; and the one that scores best on these very starts, which nobody knows beforehand. Uncalibrated,
-the interval is the middle of the waits of the last admissions.
+windows and scales three are shown: of those of the last waits, and of all, the one that scores best on ``itp03``, on
+which our constants were chosen (``eta_constants.py``), too, if that is among the cases; and the one that scores best on
+these very starts, which nobody knows beforehand. Uncalibrated, the interval is the middle of the waits of the last
+admissions.
 
 The score is Gneiting and Raftery's interval score (JASA 2007): the width, and 10 times what the start misses it by.
 Intervals of coverage and of the ratio of scores come from a bootstrap of blocks of seven days, in a circle.
@@ -216,30 +217,31 @@ def peers(trace: Trace, found: Replay, forecasts: Asked) -> Peers:
     return Peers(forecasts, told, uncalibrated(submit_s, start_s, forecasts.made, UNCALIBRATED_LAST))
 
 
-def chosen(cases: dict[str, Peers]) -> str | None:
-    """The average that scores best on the trace on which our constants were chosen; None if no case is of it."""
+def chosen(cases: dict[str, Peers]) -> dict[str, str]:
+    """The averages that score best on the trace on which our constants were chosen; empty if no case is of it."""
     scores = [case.mean_scores_h() for name, case in cases.items() if name.startswith(f"{CHOSEN_ON}:")]
     if not scores:
-        return None
-    return min(scores[0], key=lambda name: float(np.prod([one[name] for one in scores])))
+        return {}
+    product = {name: float(np.prod([one[name] for one in scores])) for name in scores[0]}
+    of_waits = [name for name in product if name.startswith("wait of")]
+    return {"of waits, chosen beforehand": min(of_waits, key=lambda name: product[name]),
+            "chosen beforehand": min(product, key=lambda name: product[name])}
 
 
-def errors(cases: dict[str, Peers]) -> None:
-    """Print the errors with which the record of a new cluster begins: those on the trace of the choice."""
-    found = [
-        relative_error(*(
-            wait_s * MS_PER_S for wait_s in (
-                case.forecasts.wait, *(at(case.forecasts.drawn, axis=1) for at in (np.nanmean, np.nanmin, np.nanmax))
-            )
-        ))
-        for name, case in cases.items() if name.startswith(f"{CHOSEN_ON}:")
-    ]
-    if found:
-        parts = (np.arange(len(ERRORS_ELSEWHERE)) + 0.5) / len(ERRORS_ELSEWHERE)
-        print(f"errors on {CHOSEN_ON}: {np.round(np.quantile(np.concatenate(found), parts), 2).tolist()}")
+def error(forecasts: Asked) -> FloatArray:
+    """The error of each forecast, relative to its continuations (F,)."""
+    of_drawn = (at(forecasts.drawn, axis=1) for at in (np.nanmean, np.nanmin, np.nanmax))
+    return relative_error(*(wait_s * MS_PER_S for wait_s in (forecasts.wait, *of_drawn)))
 
 
-def report(case: Peers, beforehand: str | None) -> None:
+def elsewhere(cases: Sequence[Asked]) -> FloatArray:
+    """The errors with which the record of a new cluster begins, if these are forecasts on another one: quantiles."""
+    parts = (np.arange(len(ERRORS_ELSEWHERE)) + 0.5) / len(ERRORS_ELSEWHERE)
+    found: FloatArray = np.quantile(np.concatenate([error(case) for case in cases]), parts)
+    return found
+
+
+def report(case: Peers, beforehand: dict[str, str]) -> None:
     """Print how good the intervals were, and those of the averages."""
     made, wait, low, high = case.forecasts[:4]
     drawn_low, drawn_high = np.nanmin(case.forecasts.drawn, axis=1), np.nanmax(case.forecasts.drawn, axis=1)
@@ -252,22 +254,39 @@ def report(case: Peers, beforehand: str | None) -> None:
           f"{_within(drawn_low, drawn_high, wait).mean():.1%}, uncalibrated average "
           f"{_within(case.uncalibrated[:, 0], case.uncalibrated[:, 1], wait).mean():.1%}")
     scores = case.mean_scores_h()
-    for words, name in (("beforehand", beforehand), ("in hindsight", min(scores, key=lambda name: scores[name]))):
-        if name is not None:
-            ends = case.calibrated[name]
-            known = ~np.isnan(ends[:, 0])
-            ours = score(low, high, wait)[known] * MS_PER_S / MS_PER_H
-            theirs = score(ends[:, 0], ends[:, 1], wait)[known] * MS_PER_S / MS_PER_H
-            means = resampled(made[known], ours, theirs)
-            ratio = means[:, 0] / means[:, 1]
-            print(f"  score {ours.mean():.2f} h, average chosen {words} {theirs.mean():.2f} h ({name}; covered "
-                  f"{_within(ends[:, 0], ends[:, 1], wait)[known].mean():.1%}): {ours.mean() / theirs.mean() - 1:+.0%} "
-                  f"({np.quantile(ratio, 0.025) - 1:+.0%} to {np.quantile(ratio, 0.975) - 1:+.0%})", flush=True)
+    for words, name in {**beforehand, "chosen in hindsight": min(scores, key=lambda name: scores[name])}.items():
+        ends = case.calibrated[name]
+        known = ~np.isnan(ends[:, 0])
+        ours = score(low, high, wait)[known] * MS_PER_S / MS_PER_H
+        theirs = score(ends[:, 0], ends[:, 1], wait)[known] * MS_PER_S / MS_PER_H
+        means = resampled(made[known], ours, theirs)
+        ratio = means[:, 0] / means[:, 1]
+        print(f"  score {ours.mean():.2f} h, average {words} {theirs.mean():.2f} h ({name}; covered "
+              f"{_within(ends[:, 0], ends[:, 1], wait)[known].mean():.1%}): {ours.mean() / theirs.mean() - 1:+.0%} "
+              f"({np.quantile(ratio, 0.025) - 1:+.0%} to {np.quantile(ratio, 0.975) - 1:+.0%})", flush=True)
 
 
 def _within(low: FloatArray, high: FloatArray, wait: FloatArray) -> BoolArray:
     found: BoolArray = (low <= wait) & (wait <= high)
     return found
+
+
+def ask(data: Path, case: str, starts: int) -> Peers | None:
+    """Replay a case and ask about jobs that waited; None if its trace is absent."""
+    name, _, policy_name = case.partition(":")
+    file, since, servers = TRACES[name]
+    if not (data / file).is_file():
+        print(f"{case}: skipped, there is no {data / file}")
+        return None
+    trace, _ = traces.read(str(data / file))
+    trace = traces.since(trace, since) if since else trace
+    cluster, policy, log = parse_cluster(servers), find_policy(policy_name), Log()
+    found = replay(trace, cluster, policy, journal=log)
+    forecasts = asked(trace, cluster, policy, found, log, starts)
+    wait_h = forecasts.wait.mean() * MS_PER_S / MS_PER_H
+    print(f"{case} on {servers}: {len(forecasts.wait):,} starts of jobs that waited, {wait_h:.2f} h on the mean",
+          flush=True)
+    return peers(trace, found, forecasts)
 
 
 def main() -> None:
@@ -277,27 +296,14 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=CASES, metavar="TRACE:POLICY")
     parser.add_argument("--starts", type=int, default=STARTS)
     options = parser.parse_args()
-    cases: dict[str, Peers] = {}
-    for case in options.cases:
-        name, _, policy_name = case.partition(":")
-        file, since, servers = TRACES[name]
-        if not (options.data / file).is_file():
-            print(f"{case}: skipped, there is no {options.data / file}")
-            continue
-        trace, _ = traces.read(str(options.data / file))
-        trace = traces.since(trace, since) if since else trace
-        cluster, policy, log = parse_cluster(servers), find_policy(policy_name), Log()
-        found = replay(trace, cluster, policy, journal=log)
-        forecasts = asked(trace, cluster, policy, found, log, options.starts)
-        wait_h = forecasts.wait.mean() * MS_PER_S / MS_PER_H
-        print(f"{case} on {servers}: {len(forecasts.wait):,} starts of jobs that waited, {wait_h:.2f} h on the mean",
-              flush=True)
-        cases[case] = peers(trace, found, forecasts)
+    cases = {case: found for case in options.cases if (found := ask(options.data, case, options.starts)) is not None}
     beforehand = chosen(cases)
     for case, its in cases.items():
         print(case)
         report(its, beforehand)
-    errors(cases)
+    of_choice = [its.forecasts for case, its in cases.items() if case.startswith(f"{CHOSEN_ON}:")]
+    if of_choice:
+        print(f"errors on {CHOSEN_ON}: {np.round(elsewhere(of_choice), 2).tolist()}")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_intervals_are_wider_where_the_continuations_are_further_apart():
 
 def test_the_errors_of_another_cluster_leave_as_its_own_come():
     """Its own jobs all start as expected: the interval shrinks to that moment, and is there when the record is full."""
-    spans = (0, 20, 40, 47, 49, SPANS_ELSEWHERE)
+    spans = (0, 20, 40, 48, 52, SPANS_ELSEWHERE)
     low, high = np.array([
         around([past(span * SPAN_MS, 10 * MIN, 10 * MIN, MIN) for span in range(count)], 60 * MIN, 10 * MIN)
         for count in spans
@@ -99,6 +99,14 @@ def test_a_burst_of_forecasts_counts_as_much_as_one():
     quiet = [past(span * SPAN_MS, 10 * MIN, 10 * MIN, MIN) for span in range(SPANS_ELSEWHERE)]
     burst = [past(SPANS_ELSEWHERE * SPAN_MS + number, 10 * MIN, 100 * MIN, MIN) for number in range(1_000)]
     assert around([*quiet, *burst], 60 * MIN, 10 * MIN) == around(quiet, 60 * MIN, 10 * MIN)
+
+
+@pytest.mark.parametrize(("spans", "beyond"), [(8, 0), (20, 1), (25, 1), (35, 2), (45, 3)])
+def test_the_start_that_is_asked_for_counts_as_one_beyond_the_interval(spans, beyond):
+    """Of ``spans`` and one more, a tenth lies beyond each end, and that one is among them."""
+    record = [past(span * SPAN_MS, 100 * MIN, (60 + span) * MIN) for span in range(spans)]
+    alone = Calibration([*record] * STARTS_MIN, NOW_MS).around(100 * MIN, 100 * MIN, 100 * MIN)
+    assert alone == pytest.approx(((60 + beyond) * MIN, (60 + spans - 1 - beyond) * MIN))
 
 
 def test_jobs_that_still_wait_make_the_intervals_longer():
