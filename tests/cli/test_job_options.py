@@ -222,6 +222,11 @@ def test_slurms_headers_are_translated_and_what_is_ignored_is_listed():
     ("-N 1 --ntasks-per-node=8 -c 8", {"cpus": "64"}), ("-N 2 -c 8", {"cpus": "16"}),
     ("-N 2 -n 3 --ntasks-per-node=2 -c 8 --mem-per-cpu=1G", {"cpus": "24", "mem": "24576M"}),
     ("-N 2-4 --ntasks-per-node=2 --mem-per-cpu=1G", {"mem": "4096M"}),
+    ("--mem=4G", {"mem": "4096M"}), ("-N 2 --mem=4G", {"mem": "8192M"}),
+    ("-n 5 --ntasks-per-node=2 --mem=4G", {"mem": "12288M"}),
+    ("-G 4 --ntasks-per-gpu=2 -c 3", {"gpus": "4", "cpus": "24"}), ("-n 5 --ntasks-per-gpu=2", {"gpus": "3"}),
+    ("-N 2 --gres=gpu:2 --ntasks-per-gpu=1 -c 3", {"gpus": "4", "cpus": "12"}),
+    ("-n 8 --ntasks-per-gpu=2 -G a100:4 -c 1", {"gpus": "a100:4", "cpus": "8"}),
     ("--mem-per-gpu=8G --gpus=2", {"gpus": "2", "mem": "16384M"}),
     ("--mem-per-cpu=2G -c 4", {"mem": "8192M", "cpus": "4"}),
     ("--cpus-per-gpu=6 --gpus 2", {"gpus": "2", "cpus": "12"}),
@@ -286,6 +291,7 @@ def test_nodes_and_tasks_that_are_ignored_say_what_counts_as_often():
     ("-N 2 -n 16 --ntasks-per-node=8 --gres=gpu:8 --mem-per-gpu=1G", ["ntasks=16: gres 2, mem-per-gpu 2"]),
     ("-n 4 --ntasks-per-node=2 --gpus-per-node=2", ["ntasks=4: gpus-per-node 2"]),
     ("-n 2 --ntasks-per-node=1 --gres=gpu:h100:2", ["ntasks=2: gres 2"]),
+    ("-N 3 --mem=4G", ["nodes=3: mem 3"]), ("-G 4 --ntasks-per-gpu=2 -c 3", ["ntasks-per-gpu=2: cpus-per-task 8"]),
 ])  # fmt: skip
 def test_what_nodes_and_tasks_mean_together_is_said_with_the_number_that_counts(line, said):
     ignored = read_headers(f"#SBATCH {line}\n", "f").ignored
@@ -295,7 +301,7 @@ def test_what_nodes_and_tasks_mean_together_is_said_with_the_number_that_counts(
 
 @pytest.mark.parametrize("line", [
     "--dependency=singleton", "-d after:3", "-d afterok:1?afterok:2", "-d afterany:", "--mem=x",
-    "--cpus-per-task=x", "--gpus-per-task=x", "--ntasks=x", "--ntasks-per-node=x", "job.sh",
+    "--cpus-per-task=x", "--gpus-per-task=x", "--ntasks=x", "--ntasks-per-node=x", "--ntasks-per-gpu=x", "job.sh",
     "--nice=x", "--job-name=", "--array=", "--mem-per-cpu=1 -c inf", "'",
 ])  # fmt: skip
 def test_what_slurm_would_do_and_brim_cannot_is_an_error_with_its_line(line):

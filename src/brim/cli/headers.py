@@ -202,7 +202,7 @@ def _one_of_line(name: str, theirs: Mapping[str, str], where: str) -> dict[str, 
         raise ConfigError(f"{where}: --{name}: found {shown(theirs[name])}, expected {expected}") from None
 
 
-_COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes")
+_COUNTS: Final = ("ntasks-per-node", "ntasks", "nodes", "ntasks-per-gpu")
 """Options that say how often others count, in the order in which each is looked at beside those before it."""
 _GPU_COUNTS: Final = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 """Options that say how many GPUs; what others mean may depend on that."""
@@ -247,7 +247,7 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         "gpus-per-task": lambda: {"gpus": _checked_gpus(theirs), **_whole(value.rpartition(":")[2])},
         "cpus-per-task": lambda: {"cpus": f"{float(value) * tasks:g}"},
         "cpus-per-gpu": lambda: {"cpus": f"{float(value) * gpus:g}"},
-        "mem": lambda: {"mem": f"{parse_memory_mib(value)}M"},
+        "mem": lambda: {"mem": f"{parse_memory_mib(value) * _nodes(theirs)}M"},
         "mem-per-cpu": lambda: {"mem": f"{round(parse_memory_mib(value) * _cores(theirs))}M"},
         "mem-per-gpu": lambda: {"mem": f"{parse_memory_mib(value) * gpus}M"},
         "time": lambda: {"time": _slurm_time(value)},
@@ -271,6 +271,8 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
         return {}
     if name in ("ntasks", "ntasks-per-node"):
         return {} if int(value) == 1 else None
+    if name == "ntasks-per-gpu":
+        return {"gpus": _gpus(theirs)} if int(value) and "ntasks" in theirs and not _names_gpus(theirs) else None
     if name == "gres" and not _gpus_of_gres(value):
         return None
     if name == "export" and "=" not in value:
@@ -296,7 +298,11 @@ def _nodes(theirs: Mapping[str, str]) -> int:
 
 
 def _tasks(theirs: Mapping[str, str]) -> int:
-    return _number(theirs, "ntasks") if "ntasks" in theirs else _nodes(theirs) * _number(theirs, "ntasks-per-node")
+    if "ntasks" in theirs:
+        return _number(theirs, "ntasks")
+    if "ntasks-per-gpu" in theirs:  # which sbatch does not take beside --gpus-per-task
+        return _count(_gpus(_without(theirs, ["gpus-per-task"]))) * _number(theirs, "ntasks-per-gpu")
+    return _nodes(theirs) * _number(theirs, "ntasks-per-node")
 
 
 def _cores(theirs: Mapping[str, str]) -> float:
@@ -329,7 +335,15 @@ def _gpus(theirs: Mapping[str, str]) -> str:
         return _times(text, _nodes(theirs))
     if text := theirs.get("gpus-per-task"):
         return _times(text, _tasks(theirs))
+    if "ntasks" in theirs and "ntasks-per-gpu" in theirs:
+        return str(math.ceil(_number(theirs, "ntasks") / _number(theirs, "ntasks-per-gpu")))
     return "1"
+
+
+def _names_gpus(theirs: Mapping[str, str]) -> bool:
+    return any(theirs.get(name) for name in ("gpus", "gpus-per-node", "gpus-per-task")) or bool(
+        _gpus_of_gres(theirs.get("gres", ""))
+    )
 
 
 def _times(gpus: str, count: int) -> str:
