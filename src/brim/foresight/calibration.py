@@ -28,20 +28,20 @@ COVERAGE: Final = 0.8
 plan by."""
 STARTS_MIN: Final = 20
 """Starts after a forecast from which an interval follows the cluster's own record alone, if the continuations agree on
-the start; ours: then two lie beyond each end of an interval."""
+the start; ours."""
 RECORD_MAX: Final = 10_000
 """Forecasts that are read, the newest; ours: weeks of a busy cluster, and milliseconds."""
 SPAN_MS: Final = 12 * MS_PER_H
-"""Time in which forecasts count as much as one. Of 1, 3, 6, 12 and 24 hours the best on one trace, on which two thirds
-of the variance of errors lie between such spans (docs/measurements/2026-11-27-eta.md)."""
+"""Time in which forecasts count as much as one: on one trace as good as 24 hours, and better than 1, 3 and 6. Two
+thirds of the variance of errors lie between such spans (docs/measurements/2026-11-27-eta.md)."""
 SPANS_ELSEWHERE: Final = 60
-"""Spans that the errors of another cluster count as, less the cluster's own; of 30, 60, 100, 200 and 300 the best with
-that (docs/measurements/2026-11-27-eta.md)."""
+"""Spans that the errors of another cluster count as, less the cluster's own: on that trace as good as 100, 200 and 300,
+and better than 10 and 30 (docs/measurements/2026-11-27-eta.md)."""
 ROOT: Final = 0.2
 """Power of a wait in which errors are counted. Low roots of sums of random times are nearly normal, and as wide for
 long waits as for short ones: a fourth root by Hawkins, Wixley, A Note on the Transformation of Chi-Squared Variables to
-Normality, The American Statistician 1986. Of 0.1, 0.2, 0.25, 1/3 and 1/2 the best on one trace
-(docs/measurements/2026-11-25-eta.md)."""
+Normality, The American Statistician 1986. On one trace 1/4 and 1/3 are as good, and 0.1 and 1/2 worse
+(docs/measurements/2026-11-27-eta.md)."""
 OFFSET_MS: Final = MS_PER_MIN
 """Added to waits before that: below it nobody cares; ours. Continuations that differ by less agree on a start."""
 SPREAD_POWER: Final = 0.5
