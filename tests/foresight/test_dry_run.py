@@ -13,7 +13,7 @@ from brim.live.holds import why_impossible
 from brim.live.requests import JobRequest
 from brim.live.situation import situation_of
 from brim.policies.presets import find_policy
-from tests.live.test_controller import Desk
+from tests.live.controller.desk import Desk
 from tests.live.virtual import request
 
 

@@ -20,7 +20,7 @@ from brim.live.requests import NONE
 from brim.live.situation import situation_of
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Sizes
-from tests.live.test_controller import Desk, trains
+from tests.live.controller.desk import Desk, trains
 
 MIN = 60_000
 LEFT = "job 1 of u1, which has run for 10.0 min, at most 50.0 min more"

@@ -17,7 +17,7 @@ from brim.live.recording import Holding, RecordedAttempt, RecordedJob
 from brim.live.records import JobRecord, PastForecast
 from brim.live.situation import situation_of
 from brim.policies.presets import find_policy
-from tests.live.test_controller import Desk
+from tests.live.controller.desk import Desk
 from tests.live.virtual import request
 
 S = 1_000

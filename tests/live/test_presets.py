@@ -19,7 +19,7 @@ from brim.errors import RefusedError
 from brim.live.controller import Controller
 from brim.live.inputs import Progress
 from brim.policies.presets import PRESETS, find_policy
-from tests.live.test_controller import Desk
+from tests.live.controller.desk import Desk
 
 LIVE = sorted(name for name, policy in PRESETS.items() if not policy.oracle)
 STEP_MS = 500

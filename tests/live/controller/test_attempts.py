@@ -1,0 +1,280 @@
+"""How the controller starts, stops and ends attempts of jobs, one rule at a time; storms are in test_storms.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from brim.agent.protocol import (
+    ENDED,
+    RUNNING,
+    STOPPING,
+    VERSION,
+    AgentHello,
+    AttemptProgress,
+    AttemptSeen,
+    ForgetAttempt,
+    StartAttempt,
+    StopAttempt,
+)
+from brim.live.back_off import PAUSE_MS
+from brim.live.ends import CRASH_MS
+from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Cancel, Progress, Release, Requeue, Saw, Submit
+from brim.live.records import JobRecord
+from brim.policies.presets import find_policy
+from tests.live.controller.desk import Desk, kinds
+from tests.live.virtual import request
+
+
+@pytest.mark.parametrize(("ended_ms_ago", "ended_ms"), [
+    (10_000, 21_000),  # while the agent was away
+    (60_000, 1_000),  # no: until its connection ended, it would have said so
+    (-1, 31_000),  # unknown
+])  # fmt: skip
+def test_a_job_that_ended_while_its_agent_was_away_is_not_charged_for_the_time_after(ended_ms_ago, ended_ms):
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING, started_ms_ago=0)
+    desk.now_ms = 1_000
+    desk.give(AgentLost(at_ms=desk.now_ms, uid=1))
+    desk.now_ms = 31_000
+    hello = AgentHello(version=VERSION, user="u1", boot_id="b", devices=("T4", "T4"))
+    seen = AttemptSeen(
+        job=1, attempt=1, sequence=99, state=ENDED, outcome="finished", exit_code=0, ended_ms_ago=ended_ms_ago
+    )
+    desk.give(*(
+        AgentJoined(at_ms=desk.now_ms, uid=1, hello=hello), Saw(at_ms=desk.now_ms, uid=1, seen=seen),
+        AgentSynced(at_ms=desk.now_ms, uid=1),
+    ))
+    assert (desk.state(1), desk.stored[1].ended_ms, desk.attempts[1, 1].end_ms) == ("finished", ended_ms, ended_ms)
+
+
+def test_an_agent_that_is_there_does_not_say_when_a_job_ended():
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING, started_ms_ago=0)
+    desk.now_ms = 1_000
+    desk.saw(1, ENDED, outcome="finished", exit_code=0, ended_ms_ago=900)
+    assert desk.stored[1].ended_ms == desk.attempts[1, 1].end_ms == 1_000
+
+
+def test_a_job_is_started_with_what_it_was_granted_and_ends_when_its_exit_code_is_seen():
+    desk = Desk()
+    [order] = desk.submit(gpus=2, grace_s=3.0)
+    assert order == StartAttempt(
+        job=1, attempt=1, sequence=1, capture="0" * 32, digest="0" * 64, devices=(0, 1), grace_s=3.0, name="job"
+    )
+    assert desk.state(1) == "starting"
+    desk.saw(1, RUNNING, started_ms_ago=5)
+    assert desk.state(1) == "running"
+    assert kinds(desk.saw(1, ENDED, outcome="finished", exit_code=0)) == [ForgetAttempt]
+    assert (desk.state(1), desk.stored[1].exit_code, desk.stored[1].devices) == ("finished", 0, ())
+    assert desk.attempts[1, 1].state == "ended"
+
+
+def test_a_gang_starts_with_its_first_step_and_its_time_limit_with_its_processes():
+    desk = Desk()
+    desk.submit(ranks="per-gpu", time_limit_s=10)
+    desk.saw(1, RUNNING, started_ms_ago=0, has_begun=False)
+    assert desk.state(1) == "starting"
+    began_ms = desk.now_ms
+    desk.give(later_ms=6_000)
+    desk.saw(1, RUNNING, started_ms_ago=6_000, has_begun=True)
+    assert desk.state(1) == "running"
+    assert desk.attempts[1, 1].start_ms - desk.attempts[1, 1].begin_ms >= 6_000
+    assert not desk.give(later_ms=began_ms + 9_900 - desk.now_ms)
+    [order] = desk.give(later_ms=200)
+    assert (type(order), order.reason) == (StopAttempt, "time limit")
+
+
+def test_a_gang_that_never_begins_is_stopped_at_its_time_limit():
+    desk = Desk()
+    desk.submit(ranks="per-gpu", time_limit_s=10)
+    desk.saw(1, RUNNING, started_ms_ago=0, has_begun=False)
+    [order] = desk.give(later_ms=10_100)
+    assert (type(order), order.reason) == (StopAttempt, "time limit")
+
+
+def test_step_times_are_told_to_the_engine_once():
+    desk = Desk()
+    desk.submit(ranks="per-gpu")
+    desk.saw(1, RUNNING)
+    times = {"step_s": 0.5, "local_batch": 64, "global_batch": 64, "samples_per_s": 128.0}
+    for step_s in (0.5, 0.5, 0.25):
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+            job=1, attempt=1, ranks=1, samples=64.0, **times | {"step_s": step_s},
+        )))
+    seen = [json.loads(line)["report"]["seen"] for line in desk.lines if "REPORTED" in line]
+    assert seen == [[[1, 1, 64, 0.5, 0.0]], [], [[1, 1, 64, 0.25, 0.0]]]
+    jobs = desk.controller.scheduler.state.freeze(desk.now_ms).jobs
+    assert (jobs.batch[0], jobs.batch_max[0], jobs.local_batch_max[0]) == (64, 64, 64)
+
+
+def test_an_end_is_said_again_until_the_agent_may_forget_it():
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert kinds(desk.saw(1, ENDED, outcome="finished", exit_code=0)) == [ForgetAttempt]
+    assert desk.state(1) == "finished"
+
+
+@pytest.mark.parametrize(("end", "state", "failures"), [
+    ({"outcome": "finished", "exit_code": 0}, "finished", 0),
+    ({"outcome": "finished", "exit_code": -1}, "starting", 0),  # a success that nobody collected is none
+    ({"outcome": "failed", "exit_code": 1}, "starting", 1),
+    ({"outcome": "failed", "exit_code": 75}, "starting", 0),
+    ({"outcome": "failed", "exit_code": 85}, "starting", 0),
+    ({"outcome": "failed", "exit_code": 99}, "starting", 0),
+    ({"outcome": "failed", "exit_code": 1, "blame": "node"}, "starting", 0),
+    ({"outcome": "failed", "exit_code": 1, "blame": "neighbour"}, "starting", 0),
+    ({"outcome": "lost"}, "starting", 0),
+    ({"outcome": "stopped", "exit_code": 143}, "starting", 0),
+    ({"outcome": "nonsense", "exit_code": 0}, "starting", 0),
+    ({"outcome": "unusable", "detail": "no such capture"}, "failed", 1),
+])
+def test_the_end_of_an_attempt_that_was_not_stopped(end, state, failures):
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING)
+    desk.saw(1, ENDED, **end)
+    assert (desk.state(1), desk.stored[1].failures) == (state, failures)
+    assert desk.stored[1].attempt == (2 if state == "starting" else 1)
+
+
+def test_a_job_that_must_not_be_started_again_is_not():
+    for end, state in (({"outcome": "lost"}, "lost"), ({"outcome": "failed", "exit_code": 75}, "failed")):
+        desk = Desk()
+        desk.submit(requeue=False)
+        desk.saw(1, ENDED, **end)
+        assert desk.state(1) == state
+
+
+def test_a_job_fails_after_its_attempts():
+    desk = Desk()
+    desk.submit(attempts_max=2)
+    desk.saw(1, ENDED, outcome="failed", exit_code=3)
+    assert desk.state(1) == "starting"
+    desk.saw(1, ENDED, attempt=2, outcome="failed", exit_code=4, detail="out of memory")
+    assert (desk.state(1), desk.stored[1].exit_code) == ("failed", 4)
+    assert desk.stored[1].reason == "attempt 2 failed with exit code 4: out of memory"
+
+
+def test_a_job_that_asks_at_once_to_be_started_again_has_to_wait():
+    desk = Desk()
+    desk.submit()
+    for number in (1, 2, 3):
+        assert (desk.state(1), desk.stored[1].attempt) == ("starting", number)
+        desk.saw(1, RUNNING, attempt=number)
+        desk.saw(1, ENDED, attempt=number, outcome="failed", exit_code=75)
+    assert (desk.state(1), desk.stored[1].holds, desk.stored[1].failures) == ("held", ("back-off",), 0)
+    assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
+    for number in (4, 5, 6, 7):  # those that have worked in between are none of a series
+        desk.saw(1, RUNNING, attempt=number)
+        desk.give(later_ms=CRASH_MS)
+        desk.saw(1, ENDED, attempt=number, outcome="failed", exit_code=75)
+        assert (desk.state(1), desk.stored[1].attempt) == ("starting", number + 1)
+
+
+def test_faults_of_a_node_count_for_nobody_but_make_a_pause():
+    desk = Desk()
+    desk.submit(attempts_max=1)
+    for number in (1, 2):
+        desk.saw(1, ENDED, attempt=number, outcome="failed", blame="node", detail="no room for a process")
+        assert (desk.state(1), desk.stored[1].attempt, desk.stored[1].failures) == ("starting", number + 1, 0)
+    desk.saw(1, ENDED, attempt=3, outcome="failed", blame="neighbour", detail="job 2 took its memory")
+    assert (desk.state(1), desk.stored[1].holds) == ("held", ("back-off",))
+    assert desk.stored[1].reason == (
+        "attempt 3 was evicted by neighbour, which does not count: job 2 took its memory; held: back-off"
+    )
+    assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
+    desk.saw(1, ENDED, attempt=4, outcome="failed", blame="node")  # the series begins anew
+    assert (desk.state(1), desk.stored[1].attempt) == ("starting", 5)
+
+
+def test_a_pause_outlives_the_controller_and_can_be_released():
+    for resume in (Release, None):
+        desk = Desk()
+        desk.submit()
+        for number in (1, 2, 3):
+            desk.saw(1, ENDED, attempt=number, outcome="failed", blame="node")
+        again = Desk()
+        jobs, attempts = desk.stored.values(), desk.attempts.values()
+        again.controller.recover(desk.controller.save(), (), jobs, attempts, desk.now_ms)
+        again.now_ms, again.stored, again.attempts = desk.now_ms, desk.stored, desk.attempts
+        desk = again
+        desk.join()
+        if resume is None:
+            assert desk.give() == []
+            assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
+        else:
+            assert kinds(desk.command(resume, 1)) == [StartAttempt]
+
+
+def test_an_exit_code_is_told_once():
+    desk = Desk()
+    desk.submit(attempts_max=1)
+    desk.saw(1, ENDED, outcome="failed", exit_code=3, detail="exited with 3")
+    assert desk.stored[1].reason == "attempt 1 exited with 3"
+
+
+@pytest.mark.parametrize(("command", "state"), [(Cancel, "cancelled"), (Requeue, "starting")])
+def test_a_running_job_is_told_to_stop_first(command, state):
+    desk = Desk()
+    desk.submit(grace_s=7)
+    desk.saw(1, RUNNING)
+    [order] = desk.command(command, 1)
+    assert (type(order), order.grace_s) == (StopAttempt, 7)
+    assert desk.state(1) == "stopping"
+    desk.saw(1, STOPPING)
+    assert desk.state(1) == "stopping"
+    desk.saw(1, ENDED, outcome="failed", exit_code=1)
+    assert desk.state(1) == state
+    assert desk.stored[1].failures == 0
+
+
+def test_a_job_that_finished_although_it_was_cancelled_has_finished():
+    desk = Desk()
+    desk.submit()
+    desk.command(Cancel, 1)
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert desk.state(1) == "finished"
+
+
+def test_devices_are_given_on_when_they_have_been_left_whoever_owns_the_leaving_job():
+    desk = Desk(find_policy("srtf"), users=(1, 2))
+    desk.submit(gpus=2, time_limit_s=1_000)
+    desk.saw(1, RUNNING)
+    orders = desk.submit(uid=2, gpus=1, time_limit_s=10)
+    assert kinds(orders) == [StopAttempt]
+    assert [job.state for job in desk.stored.values()] == ["stopping", "starting"]
+    assert desk.attempts[2, 1].state == "waiting"
+    assert "waits for job 1 to leave them" in desk.controller.explain(2)
+    orders = desk.saw(1, ENDED, outcome="stopped", exit_code=143)
+    assert kinds(orders) == [ForgetAttempt, StartAttempt]
+    assert (desk.state(1), desk.stored[1].preemptions, desk.stored[1].failures) == ("pending", 1, 0)
+
+
+def test_a_start_that_was_never_ordered_needs_no_end():
+    desk = Desk(find_policy("srtf"), users=(1, 2))
+    desk.submit(gpus=2, time_limit_s=1_000)
+    desk.saw(1, RUNNING)
+    desk.submit(uid=2, gpus=2, time_limit_s=10)
+    assert desk.command(Cancel, 2) == []
+    desk.give()
+    assert desk.state(2) == "cancelled"
+    assert desk.attempts[2, 1].outcome == "stopped"
+
+
+def test_a_round_sees_nothing_that_was_accepted_after_it():
+    desk = Desk(devices=1)
+    jobs = [
+        JobRecord(id=number, uid=1, user="u1", key=str(number), request=request(priority=number), submitted_s=0.0,
+                  submit_ms=at_ms, state="pending") for number, at_ms in ((1, 100), (2, 200))
+    ]
+    desk.now_ms = 1_000
+    desk.give(*(Submit(inbox=job.id, at_ms=job.submit_ms, job=job) for job in jobs))
+    records = [json.loads(line) for line in desk.lines]
+    assert [(record["t"], record.get("e", "round")) for record in records if "e" not in record or record["e"]][:3] == [
+        (100, "SUBMITTED"), (100, "round"), (200, "SUBMITTED"),
+    ]

@@ -1,0 +1,106 @@
+"""How the controller resizes jobs, and what it is told of their progress."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from brim.agent.protocol import ENDED, RUNNING, AttemptProgress, ResizeAttempt, StartAttempt, StopAttempt
+from brim.core.lifecycle import Phase
+from brim.live.inputs import Progress
+from tests.live.controller.desk import EQUAL, Desk, kinds
+
+
+def with_an_elastic_job() -> tuple[Desk, StartAttempt, ResizeAttempt]:
+    """A job that runs on four devices and was told to shrink to two, because another came."""
+    desk = Desk(EQUAL, devices=4)
+    limits = {"gpus_min": 1, "gpus_max": 4, "ranks": "per-gpu", "batch": 64}
+    [start] = desk.submit(**limits)
+    assert (start.devices, start.ranks, start.batch) == ((0, 1, 2, 3), 4, 64)
+    desk.saw(1, RUNNING, sequence=1, devices=start.devices, ranks=4)
+    [resize] = desk.submit(gpus=2)
+    return desk, start, resize
+
+
+def test_a_job_that_shrinks_leaves_its_devices_before_they_are_given_on():
+    desk, start, resize = with_an_elastic_job()
+    assert isinstance(resize, ResizeAttempt)
+    assert (resize.job, resize.attempt, resize.sequence, resize.ranks, len(resize.devices)) == (1, 1, 2, 2, 2)
+    assert (desk.state(1), desk.stored[1].devices) == ("starting", start.devices)
+    [order] = desk.saw(1, RUNNING, sequence=2, devices=resize.devices, ranks=2)
+    assert (order.job, set(order.devices)) == (2, set(start.devices) - set(resize.devices))
+    assert (desk.state(1), desk.stored[1].devices, desk.stored[1].attempt) == ("running", resize.devices, 1)
+
+
+def test_a_job_grows_onto_devices_that_have_been_left():
+    desk, start, resize = with_an_elastic_job()
+    desk.saw(1, RUNNING, sequence=2, devices=resize.devices, ranks=2)
+    desk.saw(2, RUNNING)
+    orders = desk.saw(2, ENDED, outcome="finished", exit_code=0)
+    orders += desk.give()
+    grows = orders[-1]
+    assert (type(grows), grows.sequence, grows.devices) == (ResizeAttempt, 3, start.devices)
+    assert desk.stored[1].devices == start.devices
+
+
+def test_a_resize_that_could_not_be_done_ends_in_a_new_attempt():
+    desk, start, _ = with_an_elastic_job()
+    orders = desk.saw(1, RUNNING, sequence=2, devices=start.devices, ranks=4)
+    assert kinds(orders) == [StopAttempt]
+    assert desk.controller.scheduler.state.phase(1) is Phase.STOPPING
+
+
+def test_progress_reaches_the_beliefs_and_lies_do_not():
+    desk = Desk(devices=2)
+    desk.submit(gpus=2, ranks="per-gpu", batch=32)
+    desk.saw(1, RUNNING)
+    said = {"ranks": 2, "samples": 640.0, "total": 6_400.0, "samples_per_s": 64.0, "step_s": 0.5, "sync_s": 0.1,
+            "local_batch": 16, "gradient_noise": 64.0, "loss": 2.5}
+    for lie in ({"samples": -1.0}, {"samples": float("nan")}, {"samples": 1e300}, {"samples": None}):
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(job=1, attempt=1, **said | lie)))
+    assert desk.stored[1].samples_done == 0
+    desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(job=1, attempt=1, **said)))
+    assert (desk.stored[1].samples_done, desk.stored[1].samples_total) == (640, 6_400)
+    snapshot = desk.controller.scheduler.state.freeze(desk.now_ms)
+    assert (snapshot.seen.gpus.tolist(), snapshot.seen.step_s.tolist()) == ([2], [0.5])
+    assert (snapshot.jobs.grad_var.tolist(), snapshot.jobs.loss.tolist()) == ([2.0], [2.5])
+
+
+def test_a_wait_for_data_is_told_of_the_loader_workers_that_a_job_has_by_now():
+    desk = Desk(devices=2, cores=8)
+    [order] = desk.submit(gpus=2, ranks="per-gpu")
+    assert order.loader_workers == 3
+    desk.saw(1, RUNNING)
+    told = []
+    for most, ratio in ((3, 0.5), (4, 0.25), (None, 0.125), (3, 1.5), (3, float("nan")), (3, 0.0)):
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+            job=1, attempt=1, ranks=2, samples=5.0, loader_wait_ratio=ratio, loader_workers_max=most,
+        )))
+        waits = desk.controller.scheduler.state.freeze(desk.now_ms).jobs.loader_wait_ratio
+        told.append((float(np.nan_to_num(waits, nan=-1)[0]), desk.stored[1].loader_wait_ratio))
+    assert told == [(0.5, 0.5), (-1, None), (0.125, 0.125), (-1, None), (-1, None), (0.0, 0.0)]
+    desk.saw(1, ENDED, outcome="lost")
+    assert desk.stored[1].loader_wait_ratio is None
+
+
+def test_samples_that_are_done_again_are_lost_work():
+    desk = Desk()
+    desk.submit(gpus=2, ranks="per-gpu")
+    desk.saw(1, RUNNING)
+
+    def says(samples: float, attempt: int) -> None:
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+            job=1, attempt=attempt, ranks=2, samples=samples, samples_per_s=10.0,
+        )))
+
+    says(900.0, 1)
+    desk.saw(1, ENDED, outcome="lost")
+    desk.saw(1, RUNNING, attempt=2)
+    says(700.0, 2)
+    says(650.0, 2)  # within an attempt nothing is lost
+    assert desk.stored[1].lost_gpu_s == 200 / 10 * 2
+
+
+def test_a_job_is_told_how_many_loader_workers_it_has():
+    desk = Desk(devices=4, cores=16)
+    [order] = desk.submit(gpus=2, ranks="per-gpu")
+    assert order.loader_workers == 3
