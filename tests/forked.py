@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from brim.gang.zygote_client import ZygoteClient
 from brim.gang.zygote_events import ProcessExited, ProcessStarted, StartFailed, ZygoteReady
@@ -89,6 +89,52 @@ class Forks:
                     if isinstance(event, ProcessExited):
                         return None if late else os.waitstatus_to_exitcode(event.wait_status)
                     pidfd = event.pidfd
+
+
+class Process:
+    """``python WORDS``, forked from a zygote with torch, which goes on beside this process.
+
+    Args:
+        zygote: Path of the zygote's socket.
+        output: Where it writes what it prints.
+    """
+
+    def __init__(self, *words: object, zygote: str, cwd: str, env: Mapping[str, str], output: BinaryIO) -> None:
+        self._client = ZygoteClient.shared(zygote)
+        with open(os.devnull, "rb") as nothing:
+            fds = [file.fileno() for file in (nothing, output, output)]
+            self._client.start(0, [sys.executable, *map(str, words)], {**env, **THREADS}, cwd, fds)
+        self._started = self._event(ProcessStarted, 60)
+        assert self._started.start_method == "fork", self._started.spawn_reason
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self._send(signal.SIGKILL)
+
+    def wait(self, timeout_s: float = 60) -> None:
+        """Wait for its end; what it has started goes on until ``close``."""
+        self._event(ProcessExited, timeout_s)
+
+    def close(self) -> None:
+        """End what is left of it and of all that it has started."""
+        self._client.close()
+        os.close(self._started.pidfd)
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._started.pidfd, number)
+
+    def _event(self, kind: type, timeout_s: float) -> Any:
+        while select.select([self._client], [], [], timeout_s)[0]:
+            for event in self._client.receive():
+                if isinstance(event, kind):
+                    return event
+                assert isinstance(event, ZygoteReady), event
+        raise AssertionError(f"no {kind.__name__} in {timeout_s} s")
 
 
 def _read(texts: dict[int, str], place: int, fd: int) -> None:

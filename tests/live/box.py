@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
+from tests import forked, zygotes
 
 PATIENCE_S = 120
 """Longest wait for something that must happen; no test waits so long on a machine that works."""
@@ -50,14 +50,17 @@ class Box:
             **os.environ, "BRIM_STATE": str(self.folder / "s"), "BRIM_RUNTIME": str(self.folder / "r"),
         }
         (self.folder / "r").mkdir(mode=0o700)
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent: forked.Process | None = None
+        self.agents: list[forked.Process] = []
         self.keys = 0
 
     def start_agent(self) -> None:
         with open(self.folder / "agent.log", "ab") as log:
-            self.agent = subprocess.Popen(
-                [sys.executable, "-m", "brim.agent", "--devices", "2"], env=self.env, stdout=log, stderr=log,
-            )
+            self.agent = forked.Process(
+                "-m", "tests.live.forked_agent", "--devices", 2, zygote=zygotes.of_tests(), cwd=str(forked.ROOT),
+                env=self.env, output=log,
+            )  # fmt: skip
+        self.agents.append(self.agent)
 
     def service(self, policy: str | Policy = "srtf", cluster: str = "1x2xcpu") -> ClusterService:
         return ClusterService(
@@ -101,6 +104,8 @@ class Box:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             time.sleep(0.02)
+        for agent in self.agents:
+            agent.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:

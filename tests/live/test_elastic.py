@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Place
+from tests import forked, zygotes
 from tests.live.box import Box, in_state, run_and_kill, running, until
 
 SCRIPT = Path(__file__).parent / "timed_job.py"
@@ -146,5 +146,5 @@ def test_a_job_that_is_moved_to_other_devices_keeps_its_attempt_and_its_result(b
         assert (service.job(job).attempt, service.job(job).preemptions) == (1, 0)
 
     running(box, scenario, policy)
-    subprocess.run(command("stays"), check=True)
+    forked.run(*command("stays")[1:], zygote=zygotes.of_tests(), check=True)
     assert answer("moves") == answer("stays")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from brim.policies.order.arrival import Arrival
 from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
+from tests import forked, zygotes
 from tests.live.box import Box, in_state, run_and_kill, running, until
 
 SCRIPT = Path(__file__).parent / "exchanged_job.py"
@@ -73,11 +73,10 @@ def said(box: Box, job: int, attempt: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> str:
+def undisturbed(zygote: str) -> str:
     """What the job says at its end when nobody disturbs it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("BRIM_")}
-    done = subprocess.run([sys.executable, str(SCRIPT), str(STEPS), "0"], env=env, capture_output=True, check=True)
-    return done.stdout.decode().splitlines()[-1]
+    return forked.run(SCRIPT, STEPS, 0, zygote=zygote, env=env, check=True).stdout.splitlines()[-1]
 
 
 def check_end(box: Box, service: ClusterService, job: int, undisturbed: str) -> None:
@@ -151,7 +150,7 @@ def test_under_aiturbo_a_job_begins_on_cpu_and_goes_on_on_a_gpu_that_is_left(box
         assert attempts_of(service, job)[0].stop_reason == "exchanged"
         assert (service.job(job).preemptions, service.job(job).failures) == (0, 0)
         env = {**os.environ, "BRIM_CKPT_DIR": str(box.folder / "alone")}
-        alone = subprocess.run([*command[:-2], "0", "0"], env=env, capture_output=True, check=True)
-        assert said(box, job, 2).splitlines()[-1] == alone.stdout.decode().splitlines()[-1]
+        alone = forked.run(*command[1:-2], 0, 0, zygote=zygotes.of_tests(), env=env, check=True)
+        assert said(box, job, 2).splitlines()[-1] == alone.stdout.splitlines()[-1]
 
     running(box, scenario, "aiturbo", CLUSTER)

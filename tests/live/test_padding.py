@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.policies.fill.padding import Padding
 from brim.policies.presets import find_policy
+from tests import forked, zygotes
 from tests.live.box import Box, in_state, running, until
 
 JOB = Path(__file__).parents[1] / "elastic" / "job.py"
@@ -64,7 +64,7 @@ def test_a_padding_job_fills_shrinks_leaves_returns_and_ends_with_the_bits_it_wo
         await in_state(service, pad, "finished")
 
     running(box, scenario, POLICY)
-    subprocess.run(command(box, "alone", "--pause", "0"), check=True)
+    forked.run(*command(box, "alone", "--pause", "0")[1:], zygote=zygotes.of_tests(), check=True)
     assert answer(box, "padded") == answer(box, "alone")
 
 
@@ -97,13 +97,16 @@ def test_a_padding_job_that_does_not_leave_is_killed_when_its_grace_is_over(box:
 
 
 def test_the_padding_job_that_has_done_least_gives_way(box: Box) -> None:
-    """Both have a device and save nothing; a regular job that needs one gets that of the second."""
+    """Both have a device and save nothing; a regular job that needs one gets that of the second.
+
+    They do not know brim.train, so that each stop of them takes the whole grace: a second, and not half a minute.
+    """
     words = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)")
 
     async def scenario(service: ClusterService) -> None:
         pads = []
         for _ in range(2):
-            pads += await box.submit(service, padding(box, *words, gpus_max=1))
+            pads += await box.submit(service, padding(box, *words, gpus_max=1, grace_s=1.0))
             await in_state(service, pads[-1], "running")
         [one] = await box.submit(service, box.resumable("one"))
         await in_state(service, one, "running")
