@@ -138,6 +138,12 @@ def run_script(command: PythonCommand) -> NoReturn:
     os._exit(status)
 
 
+def end_process() -> NoReturn:
+    """End a process that has run no script as the interpreter would: see ``_finalize``."""
+    _finalize([])
+    os._exit(0)
+
+
 def _exit_code(end: SystemExit) -> int:
     """Return the exit code of a ``SystemExit``; a code that is no number is printed to stderr."""
     if end.code is None:

@@ -350,7 +350,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     zygote = Zygote([name for name in options.preload.split(",") if name], sys.stderr)
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: fresh processes would inherit it
     if listener is not None:
-        child = listen(zygote, listener, options.grace_s)
+        try:
+            child = listen(zygote, listener, options.grace_s)
+        except SystemExit:  # SIGTERM
+            child = None
     else:
         child = ZygoteSession(zygote, socket.socket(fileno=options.fd), options.grace_s).serve()
     if child is not None:
@@ -358,6 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_script.reset_process(child.command, child.env, child.cwd, zygote.startup_path)
         del zygote
         run_script.run_script(child.command)
+    run_script.end_process()
 
 
 if __name__ == "__main__":
