@@ -76,6 +76,9 @@ SAVE_MS = 40
 CHECKED = 4
 """Of so many steps one is followed by a check of all that is stored."""
 
+AT_ONCE, PAUSE_MS = 200, 500
+"""A controller that cannot write is started again at once; after so many in a row, each begins after a pause."""
+
 
 class DiskFullError(Exception):
     """The volume had no room for a transaction."""
@@ -424,6 +427,7 @@ class VirtualCluster:
         self.agents = {uid: ModelNode(self, uid) for uid in (1, 2, 3)}
         self.forks: list[tuple[int, int]] = []
         self.steps = self.commits = 0
+        self._refused = 0  # commits in a row that the disk had no room for
         self.happened: Counter[str] = Counter()
         self.calm = False
         self.crash_at: int | None = None
@@ -546,18 +550,18 @@ class VirtualCluster:
 
     # -- the controller --------------------------------------------------------------------------------------------
 
-    def _start_controller(self) -> None:
+    def _start_controller(self, pause_ms: int = 0) -> None:
         self.controller = Controller(self.cluster, self.policy, gap_ms=GAP_MS, user_gpus=self.limits.user_gpus)
         found = self.store.reads.recovered()
         self.controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, self.now_ms)
         self._inputs = list(found.inputs)
         self._waking: set[int] = set()
-        self._wake()
+        self._wake(self.now_ms + pause_ms)
 
-    def _crash(self) -> None:
+    def _crash(self, pause_ms: int = 0) -> None:
         """The controller is killed, and started again; its agents connect anew."""
         self.happened["the controller crashed"] += 1
-        self._start_controller()
+        self._start_controller(pause_ms)
         for agent in self.agents.values():
             if agent.connection:
                 agent.connection = 0
@@ -586,8 +590,10 @@ class VirtualCluster:
             try:
                 self.store.commit(result.changes, self.controller.save() if self._snapshot_is_due() else None)
             except DiskFullError:
-                self._crash()
+                self._refused += 1
+                self._crash(PAUSE_MS if self._refused > AT_ONCE else 0)
                 return
+            self._refused = 0
             if self.commits * 2 == self.crash_at or self.happens("crash"):
                 self._crash()
                 return
