@@ -50,6 +50,11 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "slow" not in item.keywords)
 
 
+def pytest_collection_finish():
+    """What was imported stays: a full collection need not walk it."""
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """A skip fails where its reason names what BRIM_REQUIRE says is there, such as ``slurm,chromium``."""
