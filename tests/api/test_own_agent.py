@@ -19,9 +19,15 @@ class Away:
         return True
 
 
-def test_an_agent_that_cannot_be_started_is_tried_again_and_the_log_says_why(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("file", "why"), [
+    ("state", "BRIM_STATE: found "), ("state/agent", "[Errno 17] File exists"),
+], ids=["state", "agent"])  # fmt: skip
+def test_an_agent_that_cannot_be_started_is_tried_again_and_the_log_says_why(
+    monkeypatch, tmp_path, capsys, file, why
+):
     monkeypatch.setenv("BRIM_STATE", str(tmp_path / "state"))
-    (tmp_path / "state").write_text("in the way of the folder")
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("in the way of the folder")
     monkeypatch.setattr(own_agent, "LOOK_S", 0.0)
     monkeypatch.setattr(own_agent, "AWAY_S", 0.0)
     said = ""
@@ -29,7 +35,7 @@ def test_an_agent_that_cannot_be_started_is_tried_again_and_the_log_says_why(mon
     async def until_it_was_tried_twice():
         nonlocal said
         keeping = asyncio.create_task(own_agent.keep_own_agent(Away(), []))
-        while said.count("the agent cannot be started: [Errno 20] Not a directory") < 2:
+        while said.count(f"the agent cannot be started: {why}") < 2:
             assert not keeping.done(), keeping.exception()
             await asyncio.sleep(0)
             said += capsys.readouterr().err

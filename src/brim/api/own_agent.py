@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import agent_folder
 from brim.agent.starting import start_process
+from brim.errors import ConfigError
 
 if TYPE_CHECKING:
     from brim.live.service import ClusterService
@@ -44,6 +45,6 @@ async def keep_own_agent(service: ClusterService, words: Sequence[str]) -> None:
             seen_s = time.monotonic()
             try:
                 started = start_process("brim.agent", words, agent_folder())
-            except OSError as error:  # a full volume, too many processes: another time
+            except (OSError, ConfigError) as error:  # a full volume, a file in the way: another time
                 sys.stderr.write(f"brim: the agent cannot be started: {error}; trying again in {AWAY_S:g} s\n")
                 sys.stderr.flush()
