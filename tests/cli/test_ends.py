@@ -162,7 +162,7 @@ def test_a_service_on_a_full_disk_says_so_ends_and_goes_on_with_what_it_had(smal
             break
     assert done.returncode == 1
     assert f"the volume {small} (tmpfs) has 0" in done.stderr
-    assert f"trouble: cannot write {small}/controller/brim.db" in box("status").stdout
+    assert f"trouble: the controller cannot write {small}/controller/brim.db" in box("status").stdout
     assert "has ended" in box("down").stdout
     fill_up(small / "more")
     assert f"the volume of {small}/controller is full" in box("up", "--devices", "1", code=1).stderr

@@ -73,7 +73,7 @@ def _service() -> Iterator[Finding]:
             return
         yield Finding("ok", f"a controller answers at {at.path}: process {status['pid']}, policy {status['policy']}")
         if status.get("trouble"):
-            yield Finding("wrong", f"the controller has trouble: {status['trouble']}")
+            yield Finding("wrong", f"the controller {status['trouble']}")
         known = any(agent["uid"] == os.getuid() for node in at.nodes() for agent in node["agents"])
         if known:
             yield Finding("ok", "your agent is connected")

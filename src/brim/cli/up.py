@@ -338,7 +338,7 @@ def _picture(at: Client) -> str:
         f"(controller: process {facts['pid']}, brim {facts['version']})"
     ]
     if facts.get("trouble"):
-        lines.append(f"trouble: {printable(str(facts['trouble']))}")
+        lines.append(f"trouble: the controller {printable(str(facts['trouble']))}")
     rows: list[tuple[str, ...]] = [("DEVICE", "NAME", "STATE", "JOB", "DETAIL")]
     for node in nodes:
         for device in node["devices"]:

@@ -157,7 +157,7 @@ class Foresight:
             return await asyncio.wait_for(asked, TROUBLE_S if self._service.trouble else ANSWER_S)
         except TimeoutError:
             trouble = self._service.trouble  # a step that cannot be written holds up all that comes after it
-            raise NotAcceptedError(f"{trouble or 'the controller is busy'}: try again") from None
+            raise NotAcceptedError(f"the controller {trouble or 'is busy'}: try again") from None
 
 
 def starts_of(found: Sequence[Forecast], now_ms: int) -> dict[int, StartForecast]:

@@ -157,7 +157,7 @@ class Controller:
         self._analyses: set[int] = set()  # jobs whose analysis the engine was told
         self._marks = DeviceMarks(self.books, self.agents)
         self._round_ms: int | None = None
-        self._stepped_ms = 0
+        self._stepped_ms = self._earliest_ms = 0
         self.user_gpus = user_gpus
         self.is_moved = False
         self._due: dict[str, Callable[[int], None]] = {
@@ -183,15 +183,18 @@ class Controller:
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def step(self, inputs: Sequence[Input], before_ms: int) -> StepResult:
+    def step(
+        self, inputs: Sequence[Input], before_ms: int, clock: Callable[[], int] = lambda: 0
+    ) -> StepResult:
         """Handle inputs and everything that is due before a time.
 
         An input happens at its own time, or as soon after it as nothing later was decided: a round never sees what was
-        accepted after it.
+        accepted after it. What a round starts begins when its policy has decided; what comes meanwhile happens then.
 
         Args:
             inputs: What has happened, in the order in which it was accepted.
             before_ms: Cluster time; nothing that is due at or after it is handled.
+            clock: A time in ms that goes on while a policy decides; that of virtual clusters stands still.
 
         Raises:
             PlanError: the policy wants something impossible.
@@ -200,7 +203,7 @@ class Controller:
         rest = deque(inputs)
         while True:
             at_ms = self._next_ms(rest, before_ms)
-            if self._decide(before_ms if at_ms is None else at_ms):
+            if self._decide(before_ms if at_ms is None else at_ms, clock):
                 continue  # rounds may have made something due before
             if at_ms is None:
                 if self._keep_limits():
@@ -214,8 +217,8 @@ class Controller:
             else:
                 self._handle(rest.popleft())
             self._reconciler.settle_all()
-        self._stepped_ms = before_ms
-        return self._result(inputs, before_ms)
+        self._stepped_ms = max(before_ms, self._earliest_ms)
+        return self._result(inputs, self._stepped_ms)
 
     def _next_ms(self, rest: deque[Input], before_ms: int) -> int | None:
         """Time of the next input or timer, None if no input is left and no timer is due."""
@@ -227,17 +230,23 @@ class Controller:
 
     @property
     def _horizon_ms(self) -> int:
-        """Earliest time of an event: after the last round, and not before the last event."""
-        return max(self.scheduler.horizon_ms, 0 if self._round_ms is None else self._round_ms + 1)
+        """Earliest time of an event: after the last round, and not before the last event, nor before a restart."""
+        after_ms = 0 if self._round_ms is None else self._round_ms + 1
+        return max(self.scheduler.horizon_ms, after_ms, self._earliest_ms)
 
-    def _decide(self, before_ms: int) -> bool:
+    def _decide(self, before_ms: int, clock: Callable[[], int]) -> bool:
         """Decide the rounds that are due before a time, and carry them out; returns whether there was one."""
         due_ms = self.scheduler.due_ms()
         if due_ms is not None and due_ms < before_ms:
             self._keep_limits()
+        began_ms = clock()
         result = advance(self.scheduler, (), before_ms)
+        took_ms = clock() - began_ms
         for one in result.rounds:
-            self.books.now_ms = self._round_ms = one.plan.time_ms
+            self._round_ms = one.plan.time_ms
+            self.books.now_ms = max(one.plan.time_ms + took_ms, self._earliest_ms)
+            if took_ms:
+                self._earliest_ms = self.books.now_ms
             for action in one.plan.actions:
                 self._carry_out(action)
         for job in [action.job for one in result.rounds for action in one.plan.actions if isinstance(action, Reject)]:
@@ -296,7 +305,7 @@ class Controller:
             self._move(str(saved_cluster(saved or b"")), cluster, saved, lines, jobs, attempts)
         else:
             self.books.fold(saved, lines)
-        self.books.now_ms = self._stepped_ms = max(now_ms, self.scheduler.horizon_ms)
+        self.books.now_ms = self._stepped_ms = self._earliest_ms = max(now_ms, self.scheduler.horizon_ms)
         self._round_ms = self.scheduler.horizon_ms
         for attempt in attempts:
             self.ledger.put(attempt)

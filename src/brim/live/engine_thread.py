@@ -196,7 +196,7 @@ class EngineThread:
 
     def _step(self, inputs: list[Input]) -> int | None:
         self._step_since_s = time.monotonic()
-        step = self._controller.step(inputs, self._store.now_ms())
+        step = self._controller.step(inputs, self._store.now_ms(), self._store.now_ms)
         self._step_since_s = None
         changes = step.changes
         if changes.lines or changes.jobs or changes.attempts or changes.inbox_done:

@@ -24,7 +24,13 @@ SETTLED_MS = round(settled_ms(1.0))
 
 
 class Desk:
-    """A controller of one machine, what it ordered, and what it stored."""
+    """A controller of one machine, what it ordered, and what it stored.
+
+    Attributes:
+        clock: Goes on while the policy decides; by default it stands still.
+    """
+
+    clock = staticmethod(lambda: 0)
 
     def __init__(
         self, policy: Policy = FIFO, devices: int = 2, users: tuple[int, ...] = (1,), cores: int | None = None,
@@ -43,7 +49,7 @@ class Desk:
     def give(self, *inputs, later_ms: int = 10) -> list:
         """Let the controller handle inputs, and return its orders."""
         self.now_ms += later_ms
-        result = self.controller.step(inputs, self.now_ms)
+        result = self.controller.step(inputs, self.now_ms, self.clock)
         self.stored |= {job.id: job for job in result.changes.jobs}
         self.attempts |= {(one.job, one.number): one for one in result.changes.attempts}
         self.lines += result.changes.lines

@@ -19,11 +19,12 @@ from brim.agent.protocol import (
     StopAttempt,
 )
 from brim.live.back_off import PAUSE_MS
+from brim.live.controller import Controller
 from brim.live.ends import CRASH_MS
 from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Cancel, Progress, Release, Requeue, Saw, Submit
 from brim.live.records import JobRecord
 from brim.policies.presets import find_policy
-from tests.live.controller.desk import Desk, kinds
+from tests.live.controller.desk import FIFO, Desk, kinds
 from tests.live.virtual import request
 
 
@@ -278,3 +279,31 @@ def test_a_round_sees_nothing_that_was_accepted_after_it():
     assert [(record["t"], record.get("e", "round")) for record in records if "e" not in record or record["e"]][:3] == [
         (100, "SUBMITTED"), (100, "round"), (200, "SUBMITTED"),
     ]
+
+
+def test_a_job_starts_when_its_policy_has_decided_and_what_comes_meanwhile_happens_then():
+    desk, times = Desk(devices=1), iter(range(0, 10_000_000, 7_000))
+    desk.clock = lambda: next(times)
+    [start] = desk.submit(grace_s=5.0)
+    decided_ms = desk.stored[1].first_start_ms
+    assert decided_ms == desk.attempts[1, 1].decided_ms
+    assert 7_000 <= decided_ms - desk.stored[1].submit_ms < 7_100
+    assert isinstance(start, StartAttempt)
+    del desk.clock
+    desk.command(Cancel, 1)
+    desk.submit()
+    desk.saw(1, ENDED, outcome="killed", exit_code=143)
+    assert desk.attempts[1, 1].stop_ms >= decided_ms
+    assert desk.stored[2].first_start_ms >= decided_ms
+    assert desk.stored[1].ended_ms >= decided_ms
+
+
+def test_a_job_that_was_submitted_before_the_controller_ended_starts_after_it_has_come_back():
+    desk = Desk(devices=1)
+    saved, began_ms, back_ms = desk.controller.save(), desk.now_ms, desk.now_ms + 3_600_000
+    desk.controller = Controller(desk.controller.scheduler.state.cluster, FIFO, gap_ms=0)
+    desk.controller.recover(saved, (), (), (), back_ms)
+    desk.join()  # its inputs are as old as the job, which waited in the inbox
+    desk.submit()
+    assert desk.stored[1].submit_ms < began_ms + 1_000
+    assert desk.stored[1].first_start_ms >= back_ms
