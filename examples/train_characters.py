@@ -8,6 +8,7 @@ differ from a plain loop.
 """
 
 import argparse
+import os
 import sysconfig
 from pathlib import Path
 
@@ -22,7 +23,8 @@ LETTERS, LENGTH = 128, 64  # ASCII; characters that the model sees at once
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=400, help="total number of optimizer steps (default 400)")
-parser.add_argument("--checkpoint", metavar="FOLDER", help="save to this folder, and resume from it")
+parser.add_argument("--checkpoint", metavar="FOLDER", default=os.environ.get("BRIM_CKPT_DIR"),
+                    help="save to this folder, and resume from it; by default, the job's own under `brim up`")
 options = parser.parse_args()
 
 

@@ -7,6 +7,7 @@ Both print the same SHA-256. Lines marked "brim" differ from a plain loop.
 """
 
 import argparse
+import os
 
 import torch
 from sklearn.datasets import load_digits
@@ -18,7 +19,8 @@ import brim.train as bt
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=300, help="total number of optimizer steps (default 300)")
-parser.add_argument("--checkpoint", metavar="FOLDER", help="save to this folder, and resume from it")
+parser.add_argument("--checkpoint", metavar="FOLDER", default=os.environ.get("BRIM_CKPT_DIR"),
+                    help="save to this folder, and resume from it; by default, the job's own under `brim up`")
 options = parser.parse_args()
 
 

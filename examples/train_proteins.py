@@ -11,6 +11,7 @@ motif of PROSITE is written at a place drawn at random, unless the family is "no
 """
 
 import argparse
+import os
 import random
 import re
 
@@ -35,7 +36,8 @@ RESIDUES = "".join(PERCENT)
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=300, help="total number of optimizer steps (default 300)")
-parser.add_argument("--checkpoint", metavar="FOLDER", help="save to this folder, and resume from it")
+parser.add_argument("--checkpoint", metavar="FOLDER", default=os.environ.get("BRIM_CKPT_DIR"),
+                    help="save to this folder, and resume from it; by default, the job's own under `brim up`")
 options = parser.parse_args()
 
 

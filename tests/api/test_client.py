@@ -9,7 +9,9 @@ import socket
 import stat
 import sys
 import threading
-from contextlib import closing
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -173,6 +175,44 @@ def test_a_submission_whose_answer_is_lost_is_repeated(tmp_path, first):
     client, thread = answering(tmp_path, first, GOOD)
     assert client.submit([request()]) == [7]
     thread.join()
+
+
+def test_a_forecast_that_takes_too_long_is_not_asked_for_again(tmp_path, monkeypatch):
+    """Other answers are: those of a controller that was busy for a moment."""
+    monkeypatch.setattr("brim.api.client.SIMULATED_S", 0.2)
+    asked = []
+    with bind_unix(tmp_path / "s", shared=False) as listener, ThreadPoolExecutor() as pool:
+        listener.settimeout(1.0)
+
+        def hang():
+            with suppress(TimeoutError), ExitStack() as connections:
+                while True:
+                    asked.append(connections.enter_context(listener.accept()[0]).recv(1 << 16).split()[1])
+
+        hanging = pool.submit(hang)
+        client = Client(tmp_path / "s")
+        said = r"^the controller at .*/s has not answered in 0\.2 s: it is busy, or hangs; see `brim doctor`$"
+        for question in (lambda: client.eta([7]), lambda: client.explain(7), lambda: client.dry_run([request()])):
+            with pytest.raises(NoControllerError, match=said):
+                question()
+        hanging.result()
+    assert asked == [b"/v1/eta?job=7", b"/v1/jobs/7/explain?changes=true", b"/v1/dry-run"]
+
+
+def test_connections_that_ask_nothing_are_closed_and_those_far_above_the_limit_at_once(monkeypatch):
+    monkeypatch.setattr("brim.api.auth.SILENT_S", 4.0)
+    monkeypatch.setattr("brim.api.auth.SPARE", 2)
+    monkeypatch.setattr("brim.api.serve.CONNECTIONS_MAX", 3)
+    with serving(KeepsJobs(), ME) as client, ExitStack() as silent:
+        others = [silent.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(40)]
+        for other in others:
+            other.settimeout(20)
+            other.connect(str(client.path))
+        begun_s = time.monotonic()
+        assert others[-1].recv(1) == b""
+        assert time.monotonic() - begun_s < 4.0
+        assert [other.recv(1) for other in others] == [b""] * len(others)
+        assert client.jobs().jobs == ()
 
 
 def test_another_version_or_program_is_named(tmp_path):

@@ -49,7 +49,7 @@ def test_the_proteins_are_what_is_stated():
     source = (ROOT / "examples" / "train_proteins.py").read_text()
     found = {}
     head, _, _ = source.partition("class Proteins")
-    head = re.sub(r"^(parser|options).*\n", "", head, flags=re.MULTILINE)
+    head = re.sub(r"^(parser|options).*\n( .*\n)*", "", head, flags=re.MULTILINE)
     exec(compile(head, "train_proteins.py", "exec"), found)
     patterns = [
         re.sub(r"\((\d+(?:,\d+)?)\)", r"{\1}", re.sub(r"\{(\w+)\}", r"[^\1]", motif)).replace("x", ".").replace("-", "")

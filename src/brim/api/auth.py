@@ -23,10 +23,18 @@ _CREDENTIALS: Final = struct.Struct("iII")
 """pid, uid and gid, as in ``struct ucred``."""
 _OVERFLOW_UID: Final = 65534
 """Every user of another user namespace that has no number here: nobody in particular."""
+SILENT_S: Final = 10.0
+"""Time in which a connection must begin to ask; ours. Clients connect when they ask."""
+SPARE: Final = 50
+"""Connections above the limit of concurrency that are answered, with 503; ours."""
 
 
 class PeerProtocol(H11Protocol):
-    """HTTP/1.1 that knows, on a Unix socket, which user has connected."""
+    """HTTP/1.1 that knows, on a Unix socket, which user has connected.
+
+    It closes connections that ask nothing, and those far above the limit at once: each has a descriptor, and a
+    controller without one ends.
+    """
 
     app_state: dict[str, Any]
 
@@ -38,6 +46,19 @@ class PeerProtocol(H11Protocol):
             found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             _, uid, _ = _CREDENTIALS.unpack(found)
             self.app_state: dict[str, Any] = {**self.app_state, PEER: uid}
+        self._silence = asyncio.get_running_loop().call_later(SILENT_S, transport.close)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + SPARE:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        self._silence.cancel()
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See ``asyncio.Protocol``."""
+        self._silence.cancel()
+        super().connection_lost(exc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,9 @@ from brim.live.requests import ID_MAX, JobRequest
 
 TIMEOUT_S: Final = 30.0
 """Longest wait for a part of an answer; ours. A stream has none."""
+SIMULATED_S: Final = 120.0
+"""Longest wait for an answer that simulates the queue, which takes up to 20 s of CPU time; ours. It is not asked for
+again, because the controller would simulate twice."""
 PAUSES_S: Final = (0.1, 0.3, 1.0, 2.0)
 """Between attempts where the controller is absent or busy: it answers within 2 s of being killed and restarted."""
 PAGE_MAX: Final = 1_000
@@ -116,7 +119,7 @@ class Client:
 
     def dry_run(self, requests: Sequence[JobRequest]) -> dict[str, Any]:
         """Return what would happen to jobs if they were submitted now: ``devices``, ``preempts`` and ``text``."""
-        return self._ask("POST", "/v1/dry-run", _body(requests))
+        return self._ask("POST", "/v1/dry-run", _body(requests), timeout_s=SIMULATED_S)
 
     def jobs(
         self, state: Literal["active", "ended", "all"] = "active", *, user: str = "", limit: int = sys.maxsize,
@@ -148,12 +151,13 @@ class Client:
 
     def explain(self, job: int, *, changes: bool = True) -> dict[str, Any]:
         """Return why a job waits: ``text``, ``blockers``, ``remedies`` and ``tried``; without changes, one sentence."""
-        return self._ask("GET", f"/v1/jobs/{job}/explain?changes={str(changes).lower()}")
+        target = f"/v1/jobs/{job}/explain?changes={str(changes).lower()}"
+        return self._ask("GET", target, timeout_s=SIMULATED_S)
 
     def eta(self, jobs: Sequence[int] = ()) -> dict[str, Any]:
         """Return ``forecasts`` of jobs, of all of this user's if none is named, and ``hits`` of earlier ones."""
         named = "&".join(f"job={job}" for job in jobs)
-        return self._ask("GET", f"/v1/eta?{named}" if named else "/v1/eta")
+        return self._ask("GET", f"/v1/eta?{named}" if named else "/v1/eta", timeout_s=SIMULATED_S)
 
     def new_token(self, label: str, days: int) -> dict[str, Any]:
         """Make a token for TCP; ``secret`` is shown this once."""
@@ -201,14 +205,18 @@ class Client:
             return False
         return True
 
-    def _ask(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Any:
+    def _ask(
+        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Any:
         """Return the answer to a request, which is made again while the controller is absent or busy."""
         self.may_have_arrived = False
+        lasting = (FileNotFoundError, PermissionError, *([TimeoutError] if timeout_s == SIMULATED_S else []))
         for pause_s in (*PAUSES_S, None):
             try:
-                return self._once(method, target, body, headers or {})
+                return self._once(method, target, body, headers or {}, timeout_s)
             except NoControllerError as error:
-                if pause_s is None or isinstance(error.__cause__, FileNotFoundError | PermissionError):
+                if pause_s is None or isinstance(error.__cause__, lasting):
                     raise
             except BusyError as error:
                 if pause_s is None or error.is_lasting:
@@ -216,15 +224,17 @@ class Client:
             time.sleep(pause_s)
         raise AssertionError
 
-    def _once(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Any:
+    def _once(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str], timeout_s: float = TIMEOUT_S
+    ) -> Any:
         had_arrived = self.may_have_arrived
-        with self._opened(method, target, body, headers, TIMEOUT_S) as answer:
+        with self._opened(method, target, body, headers, timeout_s) as answer:
             self.may_have_arrived = True
             try:
                 status, length, trouble = _head(answer)
                 data = answer.read(min(ANSWER_BYTES_MAX, length))
             except OSError as error:
-                raise self._absent(error) from error
+                raise self._absent(error, timeout_s) from error
         if len(data) < length:
             raise NoControllerError(f"the controller at {self.path} ended before it had answered")
         self.may_have_arrived = had_arrived  # this time, the answer says
@@ -276,7 +286,10 @@ class Client:
         words = "".join(sign if sign.isprintable() else "?" for sign in last.removeprefix(ENDED_BY))
         return f" (the last one ended: {words})" if last.startswith(ENDED_BY) else ""
 
-    def _absent(self, error: OSError) -> NoControllerError:
+    def _absent(self, error: OSError, timeout_s: float = TIMEOUT_S) -> NoControllerError:
+        if isinstance(error, TimeoutError):
+            said = f"has not answered in {timeout_s:g} s: it is busy, or hangs; see `brim doctor`"
+            return NoControllerError(f"the controller at {self.path} {said}")
         if isinstance(error, PermissionError):
             said = "this user may not use it; its owner can allow it: brim up --allow USER"
         elif isinstance(error, FileNotFoundError):

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import socket
 import stat
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 SOCKET: Final = "api.sock"
 BACKLOG: Final = 256
 CONNECTIONS_MAX: Final = 2_000
-"""Open connections; ours. Above it, an answer is 503."""
+"""Open connections; ours, and at most half of the descriptors. Above it, an answer is 503."""
 
 
 def make_runtime_folder(folder: Path, *, shared: bool) -> None:
@@ -112,12 +113,19 @@ def is_answered(path: Path) -> bool:
 
 def server_of(app: FastAPI) -> uvicorn.Server:
     """Return a server of the application that knows who connects."""
+    connections = min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     return uvicorn.Server(
         uvicorn.Config(
             app, http=PeerProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-            proxy_headers=False, limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=5, timeout_graceful_shutdown=2,
+            proxy_headers=False, limit_concurrency=connections, timeout_keep_alive=5, timeout_graceful_shutdown=2,
         )
     )
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as its user may: the soft limit is 1,024 in most shells."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(
@@ -189,6 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log(f"brim controller begins: process {os.getpid()}, version {__version__}")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises again what has ended it, before the service has stopped
+    raise_descriptor_limit()
     try:
         runtime = runtime_folder()
         make_runtime_folder(runtime, shared=bool(allowed))

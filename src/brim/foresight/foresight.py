@@ -1,11 +1,17 @@
-"""Foresight beside the event loop: each question gets a copy of the situation, and a thread, one question at a time."""
+"""Foresight beside the event loop: each question gets a copy of the situation, and a thread.
+
+One forecast at a time, and beside it one other question, which is soon answered.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from brim.errors import NotFoundError
@@ -40,7 +46,7 @@ class Foresight:
 
     def __init__(self, service: ClusterService) -> None:
         self._service = service
-        self._one = asyncio.Semaphore(1)
+        self._one, self._one_forecast = asyncio.Semaphore(1), asyncio.Semaphore(1)
 
     async def explain(self, job: int) -> WhyWaiting:
         """Explain why a job waits, and what would let it run; one that does not wait, in a sentence.
@@ -77,7 +83,7 @@ class Foresight:
                 situation = await self._situation()
                 record = situation.jobs.get(job)
                 if record is not None and job not in situation.attempts:
-                    return await asyncio.to_thread(explained, situation, record)
+                    return await _in_thread(lambda: explained(situation, record))
         return WhyWaiting(text=sentence, blockers=(), remedies=(), tried=0)
 
     def why_impossible(self, requests: Sequence[JobRequest]) -> list[str]:
@@ -117,7 +123,7 @@ class Foresight:
         async with self._one:
             situation = await self._situation()
             sender = Sender(uid=uid, user=user, wall_s=time.time())
-            return await asyncio.to_thread(dry_run, situation, sender, requests, ends)
+            return await _in_thread(lambda: dry_run(situation, sender, requests, ends))
 
     async def eta(self, jobs: Sequence[int]) -> tuple[tuple[Forecast, ...], HitRate]:
         """Forecast when jobs that have not ended start and end; the first forecast of each is kept, to be scored.
@@ -125,10 +131,10 @@ class Foresight:
         Raises:
             NotAcceptedError: the controller is busy, or nothing can be written.
         """
-        async with self._one:
+        async with self._one_forecast:
             situation = await self._situation()
             store = self._service.engine.store
-            found = await asyncio.to_thread(forecasts_of, situation, store.reads, jobs)
+            found = await _in_thread(lambda: forecasts_of(situation, store.reads, jobs))
             starts = starts_of(found, situation.now_ms)
             if starts:
                 await asyncio.wrap_future(store.note_forecasts(starts, situation.scheduler.policy.name))
@@ -158,6 +164,29 @@ class Foresight:
         except TimeoutError:
             trouble = self._service.trouble  # a step that cannot be written holds up all that comes after it
             raise NotAcceptedError(f"the controller {trouble or 'is busy'}: try again") from None
+
+
+async def _in_thread(answer: Callable[[], T]) -> T:
+    """Answer in a thread for which a controller that ends does not wait: a forecast may take half a minute."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(set_it: Callable[[], None]) -> None:
+        if not done.done():  # who asked may have gone
+            set_it()
+
+    def work() -> None:
+        try:
+            found = answer()
+        except BaseException as error:
+            outcome = partial(done.set_exception, error)
+        else:
+            outcome = partial(done.set_result, found)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, outcome)
+
+    threading.Thread(target=work, name="foresight", daemon=True).start()
+    return await done
 
 
 def starts_of(found: Sequence[Forecast], now_ms: int) -> dict[int, StartForecast]:
