@@ -93,6 +93,19 @@ def stored(tmp_path, monkeypatch):
     return tmp_path / "controller" / "brim.db"
 
 
+@pytest.mark.parametrize(("log", "level", "said"), [
+    ("brim controller: policy 'mine', order: KeyError: 7\n", "wrong",
+     " (the last one ended: policy 'mine', order: KeyError: 7): start one with `brim up`, or `brim join USER`"),
+    ("brim controller has ended: process 7\n", "note", ": start one with `brim up`, or `brim join USER`"),
+])  # fmt: skip
+def test_the_error_that_ended_the_last_controller_is_named(tmp_path, monkeypatch, log, level, said):
+    monkeypatch.setenv("BRIM_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("BRIM_RUNTIME", str(tmp_path / "run"))
+    (tmp_path / "state" / "controller").mkdir(parents=True)
+    (tmp_path / "state" / "controller" / "log").write_text(log, encoding="utf-8")
+    assert list(doctor._service()) == [(level, f"no controller runs at {tmp_path / 'run'}{said}")]
+
+
 def test_a_whole_store_is_one_line_and_not_changed(stored):
     before = json.dumps(list(sqlite3.connect(stored).iterdump()))
     assert [tuple(one) for one in doctor._stored()] == [("ok", "what is stored holds: 4 jobs, 3 attempts")]

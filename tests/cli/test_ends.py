@@ -124,6 +124,7 @@ def test_a_policy_whose_error_ends_the_service_is_named_until_another_one_takes_
     box("submit", "-n", "kept", "--", "true", code=None)  # its answer may come too late
     named = "there is none (the last one ended: policy 'errs', order: ValueError: it errs?[31m"
     until(lambda: named in box("ps", code=None).stderr)
+    assert "(the last one ended: policy 'errs', order: ValueError: it errs" in box("doctor", code=1).stdout
     box("up", "--devices", "1", "--policy", "fifo", timeout_s=240)
     until(lambda: "finished" in box("history").stdout)
     box("down", "--stop")

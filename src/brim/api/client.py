@@ -274,8 +274,8 @@ class Client:
         finally:
             connection.close()  # the file keeps it open
 
-    def _error_that_ended_it(self) -> str:
-        """Say which error ended this user's last controller; empty if none did, or it is another user's."""
+    def error_that_ended_it(self) -> str:
+        """Say in brackets which error ended this user's last controller; empty if none did, or it is another user's."""
         if self.path.parent != runtime_folder():
             return ""
         try:
@@ -293,7 +293,7 @@ class Client:
         if isinstance(error, PermissionError):
             said = "this user may not use it; its owner can allow it: brim up --allow USER"
         elif isinstance(error, FileNotFoundError):
-            ended = self._error_that_ended_it()
+            ended = self.error_that_ended_it()
             said = f"there is none{ended}: start one with `brim up`, or use a colleague's with `brim join USER`"
         else:
             said = f"{error.strerror or error}: see `brim doctor`"

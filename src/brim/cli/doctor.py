@@ -91,7 +91,9 @@ def _service() -> Iterator[Finding]:
     elif at.path.exists():
         yield Finding("note", f"no controller runs; {at.path} is left from one that was killed: `brim up` replaces it")
     else:
-        yield Finding("note", f"no controller runs at {own}: start one with `brim up`, or `brim join USER`")
+        ended = at.error_that_ended_it()
+        said = f"no controller runs at {own}{ended}: start one with `brim up`, or `brim join USER`"
+        yield Finding("wrong" if ended else "note", said)
 
 
 def _folders() -> Iterator[Finding]:
