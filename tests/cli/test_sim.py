@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -95,6 +96,16 @@ def test_seeds_give_intervals_and_loads_give_rows(trace):
     found = results(brim(*fifo, "--load", "0.5,1", "--json"))
     assert [(row["load"], row["seed"]) for row in found["results"]] == [(0.5, 0), (0.5, 1), (1.0, 0), (1.0, 1)]
     assert "+-" in brim(*fifo).stdout
+
+
+def test_the_file_of_jobs_has_the_rows_of_every_replay_in_order(trace, tmp_path):
+    words = ("sim", "compare", trace, "-c", "2x8xV100", "-p", "fifo,sjf", "--seeds", 2, "--load", "0.5,1", "--json")
+    for name, read in (("jobs.parquet", pl.read_parquet), ("jobs.csv", partial(pl.read_csv, infer_schema_length=None))):
+        found = results(brim(*words, "--jobs", tmp_path / name))["results"]
+        rows = read(tmp_path / name).group_by("load", "seed", "policy", maintain_order=True)
+        shown = rows.agg(pl.len(), pl.col("jct_s").mean()).rows()
+        assert [row[:4] for row in shown] == [(row["load"], row["seed"], row["policy"], row["jobs"]) for row in found]
+        assert [row[4] for row in shown] == pytest.approx([row["jct_mean_s"] for row in found])
 
 
 def test_oracle_and_estimates_are_marked(trace):

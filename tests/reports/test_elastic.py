@@ -12,7 +12,7 @@ from rich.console import Console
 
 from brim.core.trace import trace_of
 from brim.reports.charts.lines import binned_mean
-from brim.reports.files import write_jobs
+from brim.reports.files import packed_jobs, write_jobs
 from brim.reports.metrics import finish_time_fairness, measure
 from brim.reports.page import page
 from brim.reports.summary import result_rows, results_json, summarise
@@ -98,7 +98,7 @@ def test_results_and_job_table_tell_of_sizes_batches_and_who_was_turned_away(tmp
     (row,) = result_rows(summaries)
     assert (row["rejected"], row["resizes"], row["elastic"], row["unmeasured"]) == (1, 1, 2, 1)
     assert results_json(replay, summaries)["trace"]["gpu_h"] == pytest.approx((120 + 40 + 120) / 3600)
-    write_jobs(replay, tmp_path / "a.parquet")
+    write_jobs([packed_jobs(replay)], tmp_path / "a.parquet")
     rows = pl.read_parquet(tmp_path / "a.parquet").rows(named=True)
     assert [r["status"] for r in rows] == ["finished", "finished", "rejected"]
     assert [r["application"] for r in rows] == ["bert", "vgg", None]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from brim.core.trace import trace_of
 from brim.reports import summary as summary_module
-from brim.reports.files import dump_json, write_jobs
+from brim.reports.files import dump_json, packed_jobs, write_jobs
 from brim.reports.summary import interval, results_json, summarise
 from brim.reports.table import comparison, paired_difference
 
@@ -79,8 +79,8 @@ def test_json_refuses_nan():
 
 
 def test_parquet_holds_every_job_of_every_replay_and_equal_input_gives_equal_bytes(replays, tmp_path):
-    write_jobs(iter(replays), tmp_path / "a.parquet")
-    write_jobs(replays, tmp_path / "b.parquet")
+    write_jobs(map(packed_jobs, replays), tmp_path / "a.parquet")
+    write_jobs([packed_jobs(replay) for replay in replays], tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     table = pl.read_parquet(tmp_path / "a.parquet")
     assert len(table) == 6 * 200
@@ -96,7 +96,7 @@ def test_what_did_not_happen_is_null(tmp_path):
     )
     runs = runs_of([(0, 1000, 3000, [0]), (1, 3000, 4000, [0])])
     replay = replay_of(trace, "1x1xT4", runs, [3000, -1, -1], end_ms=4000, partial=True)
-    write_jobs(replay, tmp_path / "a.parquet")
+    write_jobs([packed_jobs(replay)], tmp_path / "a.parquet")
     rows = pl.read_parquet(tmp_path / "a.parquet").rows(named=True)
     assert [row["status"] for row in rows] == ["finished", "unfinished", "unfinished"]
     assert [row["jct_s"] for row in rows] == [3.0, None, None]
@@ -112,7 +112,7 @@ def test_a_failed_write_leaves_the_previous_file(tmp_path):
     target.write_bytes(b"before")
 
     def broken():
-        yield drawn_replay(drawn_trace(5, seed=0, load_gpus=8), "1x8xT4", "fifo")
+        yield packed_jobs(drawn_replay(drawn_trace(5, seed=0, load_gpus=8), "1x8xT4", "fifo"))
         raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError, match="interrupted"):

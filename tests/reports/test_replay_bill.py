@@ -14,7 +14,7 @@ from brim.core.energy import J_PER_KWH, energy_of
 from brim.core.power import PowerCurve
 from brim.core.prices import Prices
 from brim.core.trace import JobClass, trace_of
-from brim.reports.files import write_jobs
+from brim.reports.files import packed_jobs, write_jobs
 from brim.reports.replay_bill import bill_of_replay
 from brim.reports.summary import results_json, summarise
 from tests.reports.fakes import replay_of, runs_of
@@ -104,8 +104,8 @@ def test_energy_without_power_is_in_no_cost_and_the_summary_says_so():
 
 
 def test_the_file_of_jobs_has_what_each_job_is_billed(tmp_path):
-    write_jobs(three_jobs(), tmp_path / "a.parquet", PRICES)
-    write_jobs(dataclasses.replace(three_jobs(), power=()), tmp_path / "b.parquet")
+    write_jobs([packed_jobs(three_jobs(), PRICES)], tmp_path / "a.parquet")
+    write_jobs([packed_jobs(dataclasses.replace(three_jobs(), power=()))], tmp_path / "b.parquet")
 
     rows, plain = pl.read_parquet(tmp_path / "a.parquet"), pl.read_parquet(tmp_path / "b.parquet")
 

@@ -152,7 +152,7 @@ _Power = Annotated[
 ]
 _Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")]
 _Jobs = Annotated[
-    Path | None, typer.Option("--jobs", metavar="FILE", help="Write one row per job and policy, as .parquet or .csv.")
+    Path | None, typer.Option("--jobs", metavar="FILE", help="Write one row per job and replay, as .parquet or .csv.")
 ]
 
 
@@ -453,18 +453,21 @@ def _run_and_report(
 ) -> None:
     from brim.cli.bill_table import bill_lines
     from brim.cli.replays import run_all
-    from brim.reports.files import dump_json, write_jobs
+    from brim.reports.files import dump_json, packed_jobs, write_jobs
     from brim.reports.page import write_page
     from brim.reports.replay_bill import bill_of_replay
     from brim.reports.summary import results_json, summarise
     from brim.reports.table import comparison
 
     shown: list[Replay] = []  # the page draws one replay per policy; the others are summarised and freed
+    packed: list[bytes] = []
 
     def kept() -> object:
         for replay in run_all(tasks):
             if replay.load == tasks[0].settings.load and replay.seed == tasks[0].settings.seed:
                 shown.append(replay)
+            if jobs:
+                packed.append(packed_jobs(replay, prices))
             yield replay
 
     summaries = summarise(kept(), record=record, prices=prices)  # type: ignore[arg-type]
@@ -479,7 +482,7 @@ def _run_and_report(
             print("", *bill_lines(bill_of_replay(shown[0], prices), bill), sep="\n", file=out)
         out.flush()
     if jobs:
-        write_jobs(shown, jobs, prices)
+        write_jobs(packed, jobs)
         print(f"jobs: {jobs}", file=sys.stderr)
     if html:
         write_page(shown, html, command=command, summaries=summaries, record=record)

@@ -5,6 +5,7 @@ Only the JSON contains wall-clock times.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -68,25 +69,30 @@ def check_jobs_path(path: Path) -> None:
         raise ConfigError(f"file of jobs {path}: the name must end in .parquet or .csv")
 
 
-def write_jobs(replays: Replay | Iterable[Replay], path: Path, prices: Prices | None = None) -> None:
-    """Write the per-job table of one or several replays to one file, Parquet or CSV by its ending.
+def packed_jobs(replay: Replay, prices: Prices | None = None) -> bytes:
+    """Return the per-job table of one replay for ``write_jobs``: about 60 bytes per job, a fourth of the table."""
+    packed = io.BytesIO()
+    job_table(replay, prices).write_parquet(packed, compression="lz4")
+    return packed.getvalue()
+
+
+def write_jobs(packed: Iterable[bytes], path: Path) -> None:
+    """Write the per-job tables of several replays to one file, Parquet or CSV by its ending.
 
     Args:
-        replays: May be a generator; only one replay at a time is held.
+        packed: From ``packed_jobs``; one table at a time is unpacked.
         path: Target, which is replaced as a whole.
-        prices: What GPU time and energy cost.
 
     Raises:
         ConfigError: the name ends neither in .parquet nor in .csv.
         BrimError: the file cannot be written.
     """
     check_jobs_path(path)
-    many = (replays,) if isinstance(replays, Replay) else replays
     errors: list[BaseException] = []
 
     def tables(*_: object) -> Iterator[pl.DataFrame]:
         try:
-            yield from (job_table(replay, prices) for replay in many)
+            yield from (pl.read_parquet(one) for one in packed)
         except (Exception, KeyboardInterrupt) as error:
             errors.append(error)
             raise
