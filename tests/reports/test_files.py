@@ -137,6 +137,18 @@ def test_table_shows_means_intervals_bounds_and_marks(replays):
     assert "PARTIAL" not in text
 
 
+def test_jobs_of_replays_that_differ_in_number_are_told_as_a_range():
+    traces = [drawn_trace(jobs, seed=3, load_gpus=16) for jobs in (50, 30, 60)]
+    replays = [drawn_replay(trace, "2x8xT4", "fifo", seed=seed) for seed, trace in enumerate(traces)]
+    elastic = [dataclasses.replace(one, gpus_max=one.gpus_max + 1) for one in replays]
+    text = printed(comparison(summarise(elastic)), width=500)
+    assert "\n30 to 60 jobs. No " in text
+    assert "\n30 to 60 of the jobs are elastic" in text
+    text = printed(comparison(summarise(replays[:1])), width=500)
+    assert "\n50 jobs. No schedule" in text
+    assert "elastic" not in text
+
+
 def test_a_narrow_terminal_gets_fewer_columns_not_cut_figures(replays):
     text = printed(comparison(summarise(replays)), width=80)
     headings = next(line for line in text.splitlines() if line.startswith("policy"))

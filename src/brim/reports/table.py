@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
@@ -231,18 +231,20 @@ def _recorded_cells(record: RecordedMetrics, prices: Prices | None) -> Row:
 
 
 def _notes(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | None) -> list[Text]:
-    first = next(iter(rows.values()))[0]
-    lines = [f"{counted(first.metrics.jobs, 'job')}. {_bound_in_words(rows)}"]
+    every = [s for group in rows.values() for s in group]
+    few, many = _least_and_most(s.metrics.jobs for s in every)  # resampling changes how many there are
+    lines = [f"{few}{counted(many, 'job')}. {_bound_in_words(rows)}"]
     lines += record_notes(record)
-    reference = next((s.saved.reference for group in rows.values() for s in group if s.saved), None)
+    reference = next((s.saved.reference for s in every if s.saved), None)
     if reference is not None:
         lines.append(
             f"GPU-h saved: how many GPU-hours less the same jobs hold than {against(reference)}; wait-h saved: how "
             "many hours less they wait, summed over the jobs. Below zero, they need more."
         )
-    if elastic := first.metrics.elastic:
-        are = "is" if elastic == 1 else "are"
-        lines.append(f"{elastic:,} of the jobs {are} elastic: a policy may choose the GPUs and batch of such jobs.")
+    few, many = _least_and_most(s.metrics.elastic for s in every)
+    if many:
+        are = "is" if many == 1 else "are"
+        lines.append(f"{few}{many:,} of the jobs {are} elastic: a policy may choose the GPUs and batch of such jobs.")
     seeds = max(len(group) for group in rows.values())
     if seeds > 1:
         lines.append(f"{seeds} seeds: mean +- 95 % interval (Student t); differences are paired by seed.")
@@ -250,13 +252,19 @@ def _notes(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | 
     if any(failed.values()):
         counts = ", ".join(f"{policy} {count}" for policy, count in failed.items() if count)
         lines.append(f"Failed jobs, left out of every mean: {counts}.")
-    if any(s.metrics.rejected for group in rows.values() for s in group):
+    if any(s.metrics.rejected for s in every):
         lines.append("Rejected jobs are left out of every mean: compare only policies that reject the same ones.")
-    if any(s.metrics.unmeasured for group in rows.values() for s in group):
+    if any(s.metrics.unmeasured for s in every):
         lines.append(
             "Unmeasured jobs are elastic but ran as asked, because their scaling was not known when they started."
         )
     return [Text(line, style="dim") for line in lines]
+
+
+def _least_and_most(counts: Iterable[int]) -> tuple[str, int]:
+    """Return what to write before the largest number, if another is smaller, and the largest."""
+    known = sorted(counts)
+    return (f"{known[0]:,} to " if known[0] < known[-1] else "", known[-1])
 
 
 def record_notes(record: RecordedMetrics | NoRecord | None) -> list[str]:
