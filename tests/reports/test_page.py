@@ -17,7 +17,8 @@ from brim.reports.charts.lines import binned_mean, cdf
 from brim.reports.charts.svg import LogTime, calendar_ticks
 from brim.reports.findings import changes, findings, outcome_of
 from brim.reports.page import MAX_BYTES, page, write_page
-from brim.reports.summary import summarise
+from brim.reports.summary import by_policy, summarise
+from brim.reports.table import cells
 from brim.reports.verdict import verdict
 from tests.sampling import sample
 
@@ -112,7 +113,39 @@ def test_several_seeds_and_loads_add_intervals_and_a_chart():
     text = page(replays, command="x")
     assert "\u00b1" in text
     assert "<h2>Mean JCT by load</h2>" in text
-    assert "The charts show seed 0 at load 0.5x." in text
+    notes = dict(re.findall(r'<h2>([^<]+)</h2><p class="note">(.+?)</p>', text))
+    of_means = {"Distance to the lower bound": "Means over 2 seeds at load 0.5x. "}
+    other = {"Summary": "Mean \u00b1 95 % interval over 2 seeds", "Mean JCT by load": "Means over 2 seeds. "}
+    for title, note in notes.items():
+        assert note.startswith((of_means | other).get(title, "Seed 0 at load 0.5x. ")), title
+    assert '<p class="soft">Seed 0 at load 0.5x. 100 jobs over ' in text
+    assert '<p class="note">At load 0.5x:</p><ul class="findings"' in text
+    alone = page(replays[:1], command="x")
+    assert "Seed 0 at" not in alone
+    assert "At load" not in alone
+
+
+def test_findings_and_bars_are_over_the_seeds_as_the_table_or_name_the_seed():
+    replays = [
+        drawn_replay(drawn_trace(jobs, seed=jobs, load_gpus=16), "2x8xT4", policy, seed=seed)
+        for seed, jobs in enumerate((200, 120)) for policy in ("fifo", "las")
+    ]
+    summaries = summarise(replays)
+    (fifo, las) = by_policy(summaries).values()
+    ratio = cells({"fifo": fifo, "las": las})["las"]["x bound"].text
+    shown = [replay for replay in replays if replay.seed == 0]
+    said = findings(shown, summaries)
+    assert f"{las[0].jct_ratio:.2f}" != ratio, "seed 0 differs"
+    assert f"The mean job completion time of las is {ratio} times a lower bound that no schedule of these jobs can " \
+        "beat, on average over the seeds." in said
+    assert [one.partition(", of the ")[0] for one in said[-2:]] == ["With seed 0", "With seed 0"]
+    assert said[0].endswith(" las preempted and resized no running jobs in these replays.")
+    bars = re.search(r"<h3>Mean JCT, bound .*?</div>", page(replays, command="x"))[0]
+    assert f">{ratio}x<" in bars
+    alone = findings(shown, summarise(shown))
+    assert f"is {las[0].jct_ratio:.2f} times a lower bound that no schedule of these jobs can beat." in " ".join(alone)
+    assert alone[-1].startswith("Of the ")
+    assert alone[0].endswith(" in this replay.")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from brim.reports.metrics import SIZE_CLASSES, finished, jct_ms, size_class
 from brim.reports.record import NAME as RECORDED
 from brim.reports.record import NoRecord, RecordedMetrics
 from brim.reports.summary import Summary, by_policy
-from brim.reports.verdict import knows, standing, times, verdict
+from brim.reports.verdict import knows, mean_of, standing, times, verdict
 from brim.units import MS_PER_S, counted, show_duration
 
 Kind: TypeAlias = Literal["group", "user", "size"]
@@ -108,7 +108,7 @@ def findings(
     """Return the verdict, the distance to the bound, which jobs complete later, and what an oracle would gain.
 
     Args:
-        shown: One replay per policy; the first is the reference where there is no record.
+        shown: One replay per policy, of one seed; the first is the reference where there is no record.
         summaries: All replays of the comparison.
         record: What the trace recorded.
     """
@@ -117,17 +117,20 @@ def findings(
     sentences, found = verdict(groups), standing(groups)
     if isinstance(found, str):
         return sentences
-    ratio = groups[found.best][0].jct_ratio
+    ratio = mean_of([s.jct_ratio for s in groups[found.best]])
+    several = len(groups[found.best]) > 1
     if ratio is not None:
+        seeds = ", on average over the seeds" if several else ""
         sentences.append(
             f"The mean job completion time of {found.best} is {times(ratio)} times a lower bound that no schedule of "
-            "these jobs can beat."
+            f"these jobs can beat{seeds}."
         )
     if found.best != found.first or isinstance(record, RecordedMetrics):
         first, best = (next(r for r in shown if r.policy == policy) for policy in (found.first, found.best))
         before, after, kind = reference_of(first, record), outcome_of(best), owner_kind(best.trace)
         kinds: tuple[Kind, ...] = (kind,) if kind == "size" else (kind, "size")
-        sentences += [_losers(best.trace, before, after, each) for each in kinds]
+        losers = [_losers(best.trace, before, after, each) for each in kinds]
+        sentences += [f"With seed {best.seed}, {said[0].lower()}{said[1:]}" for said in losers] if several else losers
     if found.oracle is not None:
         sentences.append(
             f"{knows(groups[found.oracle][0])}, which no scheduler does; its mean is "

@@ -32,8 +32,17 @@ _MAX_OWNERS: Final = 100
 _PLURAL: Final[dict[Kind, str]] = {"group": "groups", "user": "users", "size": "size classes"}
 
 
-def gains_section(shown: Sequence[Replay], best: str | None, record: RecordedMetrics | NoRecord | None) -> str:
-    """Return the section of a page, best policy first; empty if there is nothing to compare with."""
+def gains_section(
+    shown: Sequence[Replay], best: str | None, record: RecordedMetrics | NoRecord | None, one: str
+) -> str:
+    """Return the section of a page, best policy first; empty if there is nothing to compare with.
+
+    Args:
+        shown: One replay per policy.
+        best: The policy whose panel is shown first.
+        record: What the trace recorded.
+        one: Says of which seed the replays are, if there are others.
+    """
     before = reference_of(shown[0], record)
     others = [replay for replay in shown if replay.policy != before.name]
     if not others:
@@ -55,7 +64,7 @@ def gains_section(shown: Sequence[Replay], best: str | None, record: RecordedMet
     pressed = next((at for at, replay in enumerate(others) if replay.policy == best), 0)
     why = "job-size class (the trace names neither groups nor users)" if kind == "size" else kind
     return (
-        f'<section><h2>Gains and losses</h2><p class="note">Change of the mean JCT against '
+        f'<section><h2>Gains and losses</h2><p class="note">{one}Change of the mean JCT against '
         f"{escape(against_)}, by {why}, over jobs that finished in both. The {_MAX_CHANGES} largest gains and losses; "
         f"{_PLURAL[kind]} with fewer than {Change.LEAST_JOBS} jobs are shown only if none has {Change.LEAST_JOBS}.</p>"
         "<div data-panels>"

@@ -1,6 +1,7 @@
 """Lay out a comparison as one self-contained HTML page, which opens from a file without a network and is below 5 MB.
 
-The distribution charts show one replay per policy: the first seed at the first load. The table shows all of them.
+The distribution charts show one replay per policy, and say which: the first seed at the first load. The table shows
+all of them.
 Names that users gave are escaped, and a content security policy lets only the page's own script run.
 """
 
@@ -30,7 +31,7 @@ from brim.reports.record import NoRecord, RecordedMetrics, at_load
 from brim.reports.summary import Summary, all_assumptions, by_policy, interval, renamed, short_names, summarise
 from brim.reports.table import PAIRED, Cell, against, cells, record_notes, show_hours, show_money
 from brim.reports.timeline import gantt_section
-from brim.reports.verdict import standing, times
+from brim.reports.verdict import Groups, mean_of, standing, times
 from brim.units import MS_PER_S, counted, show_duration
 
 MAX_BYTES: Final = 5_000_000
@@ -85,18 +86,22 @@ def page(
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = shown[0]
-    here = standing({policy: group for (load, policy), group in by_policy(all_summaries).items() if load == head.load})
+    groups = {policy: group for (load, policy), group in by_policy(all_summaries).items() if load == head.load}
+    here = standing(groups)
     best = None if isinstance(here, str) else here.best
+    seeds = max(len(group) for group in groups.values())
+    one = f"Seed {head.seed} at load {head.load:g}x. " if len(all_summaries) > len(shown) else ""
+    means = f"Means over {seeds} seeds at load {head.load:g}x. " if seeds > 1 else one
     body = [
-        _header(head, all_summaries),
+        _header(head, all_summaries, one),
         _findings(shown, all_summaries, at_load(record, head.load)),
         _summary_section(all_summaries, record),
-        _distributions(shown, at_load(record, head.load)),
-        _courses(shown, all_summaries),
-        _trade_section([summary for summary in all_summaries if summary.load == head.load]),
-        _bounds_section(shown, all_summaries),
-        gantt_section(shown),
-        gains_section(shown, best, at_load(record, head.load)),
+        _distributions(shown, at_load(record, head.load), one),
+        _courses(shown, all_summaries, one),
+        _trade_section([summary for summary in all_summaries if summary.load == head.load], means),
+        _bounds_section(groups, means),
+        gantt_section(shown, one),
+        gains_section(shown, best, at_load(record, head.load), one),
         _assumptions(all_summaries, command),
     ]
     return (
@@ -119,7 +124,7 @@ def _one_per_policy(replays: Sequence[Replay]) -> list[Replay]:
     return list(kept.values())
 
 
-def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
+def _header(replay: Replay, summaries: Sequence[Summary], one: str) -> str:
     trace, cluster = replay.trace, replay.cluster
     span_s = trace.span_ms / MS_PER_S
     loads = ", ".join(f"{load:g}x" for load in dict.fromkeys(s.load for s in summaries))
@@ -150,7 +155,8 @@ def _header(replay: Replay, summaries: Sequence[Summary]) -> str:
     )
     return (
         f'<header><h1>{escape(trace.name)} under {_policies(summaries)}</h1>'
-        f'<p class="soft">{escape("; ".join(facts))}.</p><div class="badges">{"".join(badges)}</div>{alarm}</header>'
+        f'<p class="soft">{one}{escape("; ".join(facts))}.</p>'
+        f'<div class="badges">{"".join(badges)}</div>{alarm}</header>'
     )
 
 
@@ -161,7 +167,9 @@ def _policies(summaries: Sequence[Summary]) -> str:
 
 def _findings(shown: Sequence[Replay], summaries: Sequence[Summary], record: RecordedMetrics | NoRecord | None) -> str:
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(shown, summaries, record))
-    return f'<ul class="findings" aria-label="Findings">{items}</ul>'
+    loads = len({summary.load for summary in summaries})
+    load = f'<p class="note">At load {shown[0].load:g}x:</p>' if loads > 1 else ""
+    return f'{load}<ul class="findings" aria-label="Findings">{items}</ul>'
 
 
 def _summary_section(summaries: Sequence[Summary], record: RecordedMetrics | NoRecord | None) -> str:
@@ -174,8 +182,6 @@ def _summary_section(summaries: Sequence[Summary], record: RecordedMetrics | NoR
         parts.append(title + _summary_table(rows, policies, at_load(record, load)))
     seeds = max(len(group) for group in grouped.values())
     notes = [f"Mean \u00b1 95 % interval over {seeds} seeds (Student t), paired by seed."] if seeds > 1 else []
-    if len(summaries) > len(policies):
-        notes.append(f"The charts show seed {summaries[0].seed} at load {summaries[0].load:g}x.")
     notes += ["Best mean JCT in bold, not counting oracles (policies that know the truth).", *record_notes(record)]
     paired = {PAIRED: "Difference in mean JCT from the first policy, paired by seed."} if seeds > 1 else {}
     terms = _TERMS | paired | _terms_of_money(summaries[0])
@@ -237,16 +243,17 @@ def _colour(index: int) -> str:
     return f"p{index % COLOURS}"
 
 
-def _distributions(shown: Sequence[Replay], record: RecordedMetrics | NoRecord | None) -> str:
+def _distributions(shown: Sequence[Replay], record: RecordedMetrics | NoRecord | None, one: str) -> str:
     done = [finished(replay) for replay in shown]
     jct = [(r.policy, jct_ms(r)[mask] / MS_PER_S) for r, mask in zip(shown, done, strict=True)]
     queue = [(r.policy, queue_ms(r)[mask] / MS_PER_S) for r, mask in zip(shown, done, strict=True)]
     known = record if isinstance(record, RecordedMetrics) else None
     return _pair(
         _chart("Job completion time",
-               "Share of jobs completed within a time after submission. Medians are beside the names.",
+               f"{one}Share of jobs completed within a time after submission. Medians are beside the names.",
                lines.cdf(jct, what="completion time", recorded=_seconds(known.jct_ms) if known else None)),
-        _chart("Queueing delay", "Share of jobs started within a time after submission. Medians are beside the names.",
+        _chart("Queueing delay",
+               f"{one}Share of jobs started within a time after submission. Medians are beside the names.",
                lines.cdf(queue, what="queueing delay", recorded=_seconds(known.queue_ms) if known else None)),
     )
 
@@ -255,22 +262,25 @@ def _seconds(column_ms: IntArray) -> FloatArray:
     return column_ms[column_ms >= 0] / MS_PER_S
 
 
-def _courses(shown: Sequence[Replay], summaries: Sequence[Summary]) -> str:
+def _courses(shown: Sequence[Replay], summaries: Sequence[Summary], one: str) -> str:
     left = _chart(
-        "Waiting jobs over time", "The number beside a name is its average over time.", lines.queue_length(shown)
+        "Waiting jobs over time", f"{one}The number beside a name is its average over time.", lines.queue_length(shown)
     )
-    left += _chart("GPUs held over time", "The full height is the whole cluster.", lines.allocated_gpus(shown))
+    left += _chart("GPUs held over time", f"{one}The full height is the whole cluster.", lines.allocated_gpus(shown))
     right = _chart(
-        "Waiting by job size", "Queueing delay: the dot is the median, the end of the bar the 90th percentile.",
+        "Waiting by job size", f"{one}Queueing delay: the dot is the median, the end of the bar the 90th percentile.",
         waits.waits_by_size(shown),
     )
     by_load = _load_points(summaries)
     if by_load:
-        right += _chart("Mean JCT by load", "Arrival rate relative to the trace.", lines.jct_by_load(by_load))
+        seeds = len({summary.seed for summary in summaries})
+        means = f"Means over {seeds} seeds. " if seeds > 1 else ""
+        note = f"{means}Arrival rate relative to the trace."
+        right += _chart("Mean JCT by load", note, lines.jct_by_load(by_load))
     return _pair(f"<div>{left}</div>", f"<div>{right}</div>")
 
 
-def _trade_section(summaries: Sequence[Summary]) -> str:
+def _trade_section(summaries: Sequence[Summary], means: str) -> str:
     """Completion time, energy and cost of several policies together; nothing where energy is not known."""
     points = _trades(summaries)
     if len(points) < 2:
@@ -290,9 +300,9 @@ def _trade_section(summaries: Sequence[Summary]) -> str:
         "mean JCT and kWh", "Completion time and energy"
     )
     note = (
-        "kWh over mean JCT, both logarithmic and not from 0; down and to the left is better. Numbers are those of the "
-        f"table. Filled: no other policy is as good in {what} and better in one (to three digits; oracles, which know "
-        "the truth, beat nobody). Joined: those that would be so by mean JCT and kWh alone."
+        f"{means}kWh over mean JCT, both logarithmic and not from 0; down and to the left is better. Numbers are those "
+        f"of the table. Filled: no other policy is as good in {what} and better in one (to three digits; oracles, "
+        "which know the truth, beat nobody). Joined: those that would be so by mean JCT and kWh alone."
         + (" A larger dot costs more." if priced else "")
     )
     return _chart(title, note, trade.trade_off(points) + table(headings, rows, label=title))
@@ -328,16 +338,21 @@ def _load_points(summaries: Sequence[Summary]) -> list[tuple[str, list[tuple[flo
     return [(policy, points[policy]) for policy in order if len(points.get(policy, ())) > 1]
 
 
-def _bounds_section(shown: Sequence[Replay], summaries: Sequence[Summary]) -> str:
-    found = {(s.policy, s.seed, s.load): s for s in reversed(summaries)}
-    mine = [found[replay.policy, replay.seed, replay.load] for replay in shown]
-    jct = [(s.policy, s.jct_ratio, s.bounds.jct_mean_s) for s in mine]
-    span = [(s.policy, s.makespan_ratio, s.bounds.makespan_s) for s in mine]
-    what = "jobs, at any size and batch they may have," if mine[0].metrics.elastic else "rigid jobs"
+def _bounds_section(groups: Groups, means: str) -> str:
+    jct = [
+        (policy, mean_of([s.jct_ratio for s in group]), mean_of([s.bounds.jct_mean_s for s in group]))
+        for policy, group in groups.items()
+    ]
+    span = [
+        (policy, mean_of([s.makespan_ratio for s in group]), mean_of([s.bounds.makespan_s for s in group]))
+        for policy, group in groups.items()
+    ]
+    is_elastic = any(s.metrics.elastic for group in groups.values() for s in group)
+    what = "jobs, at any size and batch they may have," if is_elastic else "rigid jobs"
     return (
-        '<section><h2>Distance to the lower bound</h2><p class="note">Multiples of a value that no schedule of these '
-        f"{what} on these GPUs can beat (the line at 1x). The bound assumes that preemption costs nothing and a job "
-        "may use any GPUs. Bars that fade out are cut.</p>"
+        f'<section><h2>Distance to the lower bound</h2><p class="note">{means}Multiples of a value that no schedule of '
+        f"these {what} on these GPUs can beat (the line at 1x). The bound assumes that preemption costs nothing and a "
+        "job may use any GPUs. Bars that fade out are cut.</p>"
         f'<div class="halves"><div>{_ratio_rows("Mean JCT", jct)}</div><div>{_ratio_rows("Makespan", span)}</div></div>'
         "</section>"
     )

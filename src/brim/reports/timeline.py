@@ -10,8 +10,8 @@ from brim.reports.charts.svg import escape
 from brim.reports.markup import button, policy_buttons
 
 
-def gantt_section(shown: Sequence[Replay]) -> str:
-    """Return the section with its data; the page's script draws it."""
+def gantt_section(shown: Sequence[Replay], one: str) -> str:
+    """Return the section with its data; the page's script draws it. ``one`` says of which seed it is, among several."""
     owners = gantt.owners_of(shown[0])
     data = gantt.packed(gantt.gantt_data(shown, owners))
     colours = button(1, "job size", pressed=owners.kind == "size")
@@ -26,9 +26,9 @@ def gantt_section(shown: Sequence[Replay]) -> str:
         )
     )
     return (
-        f'<section><h2>Every GPU over time</h2><p class="note">{escape(gantt.caption(shown[0].cluster, end_ms))} Point '
-        "at a job for its name. To zoom, drag over a stretch of time, or use Ctrl and the wheel, two fingers, or the "
-        "keys + \u2212 \u2190 \u2192 0.</p>"
+        f'<section><h2>Every GPU over time</h2><p class="note">{one}{escape(gantt.caption(shown[0].cluster, end_ms))} '
+        "Point at a job for its name. To zoom, drag over a stretch of time, or use Ctrl and the wheel, two fingers, or "
+        "the keys + \u2212 \u2190 \u2192 0.</p>"
         f'<div class="tabs" id="gantt-policies"><span class="soft">policy</span>{policy_buttons(shown)}</div>'
         f'<div class="tabs" id="gantt-colours"><span class="soft">colour by</span>{colours}</div>'
         f"{_people_filter(shown[0])}"

@@ -177,12 +177,13 @@ def _without_preemption(groups: Groups, found: Standing) -> str:
     fair = [policy for policy in found.means_s if not groups[policy][0].oracle]
     calm = [policy for policy in fair if not any(s.metrics.preemptions or s.metrics.resizes for s in groups[policy])]
     if found.best in calm:
-        return f" {found.best} preempted and resized no running jobs in this replay."
+        where = "this replay" if len(groups[found.best]) == 1 else "these replays"
+        return f" {found.best} preempted and resized no running jobs in {where}."
     if not calm:
         others = ", as all policies here do" if len(fair) > 1 else ""
         return f" {found.best} preempts or resizes running jobs{others}."
     best = min(calm, key=found.means_s.__getitem__)
-    wait_s = _mean_of([s.metrics.wait_mean_s for s in groups[best]])
+    wait_s = mean_of([s.metrics.wait_mean_s for s in groups[best]])
     wait = "" if wait_s is None else f" and a mean wait of {show_duration(wait_s)}"
     return (
         f" {found.best} preempts or resizes running jobs; of the policies that do not, {best} is best, with a mean job "
@@ -210,9 +211,10 @@ def _change(saved: float, digits: str, less: str) -> str:
 
 
 def _mean_jct(group: Sequence[Summary]) -> float | None:
-    return _mean_of([s.metrics.jct_mean_s for s in group])
+    return mean_of([s.metrics.jct_mean_s for s in group])
 
 
-def _mean_of(values: Sequence[float | None]) -> float | None:
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Return the mean of figures of a policy over its seeds, without those that are not defined."""
     known = [value for value in values if value is not None]
     return interval(known).mean if known else None
