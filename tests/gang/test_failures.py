@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -10,6 +11,7 @@ from brim.gang.messages import (
     ResizeRequest,
     StopRequest,
 )
+from brim.gang.processes import find_process
 from tests.gang.conftest import RANK
 from tests.gang.test_supervisor import pids, stepping, training
 
@@ -173,6 +175,32 @@ def test_a_crash_of_a_plain_command_ends_the_gang(launch):
     gang = launch("--nproc", 2, "--command", "bash", "-c", 'if [ $RANK = 1 ]; then exit 5; fi; sleep 60')
     assert gang.wait(30) == 5  # the other rank would run for 60 s
     assert "rank 1 failed first: exited with 5" in gang.stderr()
+
+
+TRACED = """
+import ctypes, os, signal
+signal.signal(signal.SIGUSR1, lambda *_: print("heard", flush=True))
+PTRACE_TRACEME = 0  # each signal stops it until its parent lets it go on, and so does an exec
+ctypes.CDLL(None).ptrace(PTRACE_TRACEME, 0, 0, 0)
+os.kill(os.getpid(), signal.SIGUSR1)
+ctypes.CDLL(None).ptrace(PTRACE_TRACEME, 0, 0, 0)
+os.execvp("sh", ["sh", "-c", "exit 3"])
+"""
+
+
+@pytest.mark.parametrize("zygote_lives", [True, False])
+def test_a_rank_that_has_itself_traced_gets_its_signals_and_goes_on(launch, tmp_path, zygote_lives):
+    go = tmp_path / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    gang = launch("--nproc", 1, "--command", sys.executable, "-c", wait + TRACED)
+    status = gang.until(lambda status: status["ranks"][0]["pid"])
+    if not zygote_lives:
+        os.kill(status["zygote"], signal.SIGKILL)
+        gang.until(lambda status: find_process(status["ranks"][0]["pid"]).parent == gang.process.pid)
+    go.touch()
+    assert gang.wait() == 3
+    assert gang.stdout() == "heard\n"
+    assert gang.stderr().splitlines()[-1] == "brim: rank 0 failed first: exited with 3"
 
 
 def test_a_command_that_cannot_be_started_is_named(launch):

@@ -24,7 +24,9 @@ RESOURCE_TRACKER_S: Final = 1.0
 _PAUSE_S: Final = 0.005
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_PTRACE_DETACH: Final = 17
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 _RESOURCE_TRACKERS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """Processes that unlink the shared memory of others once these have ended; if killed first, they would leave it."""
 
@@ -143,15 +145,27 @@ def send_signal(process: Process, number: int) -> bool:
 
 
 def reap() -> list[tuple[int, int]]:
-    """Collect every child that has ended; return process ids and wait statuses."""
+    """Collect every child that has ended; return process ids and wait statuses.
+
+    A child that has asked to be traced stops at each signal until its parent lets it go on: it is let go for good.
+    """
     ended = []
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
-            ended.append((pid, status))
+            if os.WIFSTOPPED(status):
+                _stop_tracing(pid, os.WSTOPSIG(status))
+            else:
+                ended.append((pid, status))
     return ended
+
+
+def _stop_tracing(pid: int, number: int) -> None:
+    """Let a traced child go on with the signal at which it has stopped; if the kernel refuses, it stays stopped."""
+    told = 0 if number == signal.SIGTRAP else number  # the kernel's word to the tracer, such as after an exec
+    _libc.ptrace(_PTRACE_DETACH, pid, None, told)
 
 
 def terminate_launcher(process: subprocess.Popen[bytes], timeout_s: float) -> None:

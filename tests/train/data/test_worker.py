@@ -19,7 +19,7 @@ import pytest
 from brim.train.data import prefetch
 from brim.train.data.loader import Loader
 from tests import forked
-from tests.train.data.datasets import Plain, Raising, Slow
+from tests.train.data.datasets import Plain, Raising, Slow, Traced
 from tests.train.data.loading import (
     descendants,
     living,
@@ -246,6 +246,14 @@ def test_workers_can_be_killed_all_the_time():
         assert kills >= 18
         assert sorted(seen) == list(range(3_000))
         assert wait_until(lambda: take_step(loader) and len({*descendants(os.getpid())} - others) == 3)
+
+
+def test_workers_that_have_themselves_traced_go_on():
+    with Loader(Traced(), 8, workers=2, timeout_s=20) as loader:
+        take_step(loader)
+        before = sorted(loader._pool.worker_ids())
+        take(loader)
+        assert sorted(loader._pool.worker_ids()) == before, "nobody has died"
 
 
 def test_a_process_forked_from_a_zygote_with_threads_can_load(zygote, tmp_path):

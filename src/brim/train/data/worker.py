@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from brim.gang.processes import reap
 from brim.train.data.fetch import Recipe, Samples, Streams, reseed
 from brim.train.data.shared_memory import write
 
@@ -172,10 +173,7 @@ def check_locks() -> None:
 
 def report_dead(shared: Shared, slots: dict[int, int]) -> None:
     """Reap workers that have ended, and report them to the training process."""
-    while slots:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if child == 0:
-            return
+    for child, status in reap():
         slot = slots.pop(child)
         shared.answers.send(ANSWER.pack(DIED, slot, os.waitstatus_to_exitcode(status), 0, 0.0))
 
