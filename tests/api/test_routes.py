@@ -241,13 +241,13 @@ def test_what_is_hidden_is_a_decision_about_every_field(service):
     """A field that is added to a job is either shown to all on purpose, or hidden."""
     asyncio.run(service.submit(ANN, "ann", [request(after=(3,))], "key"))
     service.put(1, exit_code=3, failures=2, samples_done=1.0, samples_total=2.0, lost_gpu_s=3.0, state="failed",
-                loader_wait_ratio=0.5, slowdown_ratio=2.0)
+                samples_again=4.0, loader_wait_ratio=0.5, slowdown_ratio=2.0)
     job = service.job(1)
     before, after = asdict(job), asdict(redacted(job))
     hidden = {name for name in before if name != "request" and before[name] != after[name]}
     assert hidden == {
-        "key", "reason", "exit_code", "failures", "samples_done", "samples_total", "lost_gpu_s", "loader_wait_ratio",
-        "slowdown_ratio",
+        "key", "reason", "exit_code", "failures", "samples_done", "samples_total", "lost_gpu_s", "samples_again",
+        "loader_wait_ratio", "slowdown_ratio",
     }  # fmt: skip
     asked = {name for name in before["request"] if before["request"][name] != after["request"][name]}
     assert asked == {"name", "capture", "digest", "after"}

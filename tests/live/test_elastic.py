@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests import forked, zygotes
 from tests.live.box import Box, in_state, run_and_kill, running, until
 
 SCRIPT = Path(__file__).parent / "timed_job.py"
+BATCH = 16
 MICRO_S = 0.02
 """Seconds of a micro-batch; two ranks do the four of a step in half the time that one needs."""
 
@@ -103,6 +105,24 @@ def test_a_job_that_cannot_use_all_that_it_asked_for_leaves_the_rest_to_others(b
         assert (service.job(job).attempt, service.job(job).preemptions) == (1, 0)
 
     running(box, scenario, "goodput")
+
+
+def test_what_a_job_without_checkpoints_does_again_is_lost_work(box: Box) -> None:
+    async def scenario(service: ClusterService) -> None:
+        (box.folder / "forgets").mkdir()
+        command = (sys.executable, str(SCRIPT), str(box.folder / "forgets" / "end"), str(MICRO_S), "4", "")
+        [job] = await box.submit(service, box.request(*command, gpus=2, ranks="per-gpu", grace_s=60.0))
+        await until(lambda: service.job(job).samples_done >= 100 * BATCH, "100 steps")
+        assert service.job(job).lost_gpu_s == 0
+        await service.command(os.getuid(), "requeue", [job], may_change=lambda _: True)
+        await until(lambda: service.job(job).lost_gpu_s, "lost work")
+        box.end("forgets")
+        ended = await in_state(service, job, "finished")
+        assert (ended.attempt, ended.samples_again) == (2, 0)
+        half_gpu_s = 50 * 2 * MICRO_S * 2  # of 100 steps on two devices, of two micro-batches each
+        assert ended.lost_gpu_s > half_gpu_s, "nearly all of them: its first report comes after a step or some"
+
+    running(box, scenario, "fifo")
 
 
 @dataclass(frozen=True)

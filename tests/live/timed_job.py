@@ -1,7 +1,7 @@
 """A training job whose micro-batches take a given time, so that ranks do not contend for processors.
 
-Arguments: the file that tells it to end, seconds of a micro-batch, of which a step has four, and on how many ranks it
-can run: on 1, 2 and 4 by default.
+Arguments: the file that tells it to end, seconds of a micro-batch, of which a step has four, on how many ranks it can
+run: on 1, 2 and 4 by default, and where it saves: in $BRIM_CKPT_DIR by default, nowhere if empty.
 """
 
 import os
@@ -15,7 +15,8 @@ import brim.train as bt
 
 torch.set_num_threads(1)
 end, micro_s = Path(sys.argv[1]), float(sys.argv[2])
-run = bt.start(logical_workers=int(sys.argv[3]) if sys.argv[3:] else 4, seed=1, checkpoint=os.environ["BRIM_CKPT_DIR"])
+folder = sys.argv[4] if sys.argv[4:] else os.environ["BRIM_CKPT_DIR"]
+run = bt.start(logical_workers=int(sys.argv[3]) if sys.argv[3:] else 4, seed=1, checkpoint=folder or None)
 model = torch.nn.Linear(4, 1)
 model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
 rows = [(torch.full((4,), n / 64), torch.ones(1)) for n in range(64)]

@@ -42,7 +42,8 @@ def redacted(job: JobRecord) -> JobRecord:
     waits = job.state in ("pending", "held")
     return replace(
         job, key="", request=request, reason=job.reason if waits else "", exit_code=NONE, failures=0,
-        samples_done=0.0, samples_total=0.0, lost_gpu_s=0.0, loader_wait_ratio=None, slowdown_ratio=None,
+        samples_done=0.0, samples_total=0.0, lost_gpu_s=0.0, samples_again=0.0,
+        loader_wait_ratio=None, slowdown_ratio=None,
     )  # fmt: skip
 
 

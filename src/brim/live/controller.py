@@ -567,14 +567,16 @@ class Controller:
         report = self._slowdowns.judged(report, attempt, self.scheduler.state, self.books.now_ms)
         self.books.tell(Kind.REPORTED, job.id, report=report)
         done, total = report.samples_done, sound(said.total) or job.samples_total
-        again = job.samples_done - done if attempt.samples_first_ms == NONE else 0.0  # since the attempt before
-        gpus = len(attempt.own_devices)
-        lost_gpu_s = again / report.samples_per_s * gpus if again > 0 < report.samples_per_s else 0.0
+        lost_gpu_s, again = job.lost_gpu_s, job.samples_again
+        if attempt.samples_first_ms == NONE:  # the attempt before had done more
+            again += max(job.samples_done - done, 0.0)
+        if report.samples_per_s > 0:  # not yet in the first reports of an attempt
+            lost_gpu_s, again = lost_gpu_s + again / report.samples_per_s * len(attempt.own_devices), 0.0
         waits, slowdown = (
             None if math.isnan(one) else one for one in (report.loader_wait_ratio, report.slowdown_ratio)
         )
         self.books.put(
-            job.id, samples_done=done, samples_total=total, lost_gpu_s=job.lost_gpu_s + lost_gpu_s,
+            job.id, samples_done=done, samples_total=total, lost_gpu_s=lost_gpu_s, samples_again=again,
             loader_wait_ratio=waits, slowdown_ratio=slowdown,
         )
         if attempt.samples_first_ms == NONE:

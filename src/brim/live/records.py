@@ -53,6 +53,8 @@ class JobRecord:
         samples_total: Samples that it needs; 0 where unknown.
         lost_gpu_s: GPU seconds of work that was lost by preemptions and failures: samples that a new attempt repeats,
             at its speed. 0.0 for jobs that report no samples, of which nobody knows.
+        samples_again: Samples that new attempts repeat and that are not in ``lost_gpu_s``, because no attempt has told
+            its speed since.
         loader_wait_ratio: Part of the time of a step, 0 to 1, in which the slowest rank waits for data, as it last
             reported; None while that is not known.
         slowdown_ratio: Time of a step beside the jobs with which it shares devices, relative to that alone, at least 1;
@@ -80,6 +82,7 @@ class JobRecord:
     samples_done: float = 0.0
     samples_total: float = 0.0
     lost_gpu_s: float = 0.0
+    samples_again: float = 0.0
     loader_wait_ratio: float | None = None
     slowdown_ratio: float | None = None
 

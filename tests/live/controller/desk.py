@@ -56,10 +56,12 @@ class Desk:
         check_controller(self.controller)
         return [dispatch.order for dispatch in result.orders]
 
-    def join(self, uid: int = 1) -> list:
+    def join(self, uid: int = 1, *, seen: AttemptSeen | None = None) -> list:
+        """The agent of a user connects, and knows at most one attempt."""
         hello = AgentHello(version=VERSION, user=f"u{uid}", boot_id="b", devices=("T4", "T4"))
+        told = [] if seen is None else [Saw(at_ms=self.now_ms, uid=uid, seen=seen)]
         return self.give(
-            AgentJoined(at_ms=self.now_ms, uid=uid, hello=hello), AgentSynced(at_ms=self.now_ms, uid=uid)
+            AgentJoined(at_ms=self.now_ms, uid=uid, hello=hello), *told, AgentSynced(at_ms=self.now_ms, uid=uid)
         )
 
     def submit(self, *, uid: int = 1, array: int = -1, **fields) -> list:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from brim.agent.protocol import ENDED, RUNNING, AttemptProgress, ResizeAttempt, StartAttempt, StopAttempt
+from brim.agent.protocol import ENDED, RUNNING, AttemptProgress, AttemptSeen, ResizeAttempt, StartAttempt, StopAttempt
 from brim.core.lifecycle import Phase
 from brim.live.inputs import Progress
 from tests.live.controller.desk import EQUAL, Desk, kinds
@@ -98,6 +98,40 @@ def test_samples_that_are_done_again_are_lost_work():
     says(700.0, 2)
     says(650.0, 2)  # within an attempt nothing is lost
     assert desk.stored[1].lost_gpu_s == 200 / 10 * 2
+
+
+def test_lost_work_is_counted_once_an_attempt_has_a_speed():
+    """Its first reports have none: they come after its first step. Attempts that end before are counted, too."""
+    desk = Desk()
+    desk.submit(gpus=2, ranks="per-gpu")
+    desk.saw(1, RUNNING)
+
+    def says(samples: float, attempt: int, speed: float | None = None) -> tuple[float, float]:
+        desk.give(Progress(at_ms=desk.now_ms, uid=1, progress=AttemptProgress(
+            job=1, attempt=attempt, ranks=2, samples=samples, samples_per_s=speed,
+        )))
+        return desk.stored[1].lost_gpu_s, desk.stored[1].samples_again
+
+    def again(attempt: int) -> None:
+        desk.saw(1, ENDED, attempt=attempt, outcome="lost")
+        desk.saw(1, RUNNING, attempt=attempt + 1)
+
+    assert says(16.0, 1) == says(900.0, 1, 10.0) == (0, 0)
+    again(1)
+    assert says(16.0, 2) == (0, 884)
+    assert says(96.0, 2) == (0, 884), "another report is no other loss"
+    again(2)
+    assert says(16.0, 3) == (0, 884 + 80)
+    before, desk = desk, Desk(users=())  # another controller goes on
+    jobs, attempts = before.stored.values(), [one for one in before.attempts.values() if one.state != "ended"]
+    desk.controller.recover(before.controller.save(), (), jobs, attempts, before.now_ms)
+    desk.now_ms, desk.stored, desk.attempts = before.now_ms, before.stored, before.attempts
+    desk.join(seen=AttemptSeen(job=1, attempt=3, sequence=99, state=RUNNING))
+    assert says(32.0, 3) == (0, 964)
+    assert says(500.0, 3, 20.0) == (964 / 20 * 2, 0)
+    assert says(600.0, 3) == says(700.0, 3, 10.0) == (964 / 20 * 2, 0), "a resize: its speed is measured anew"
+    again(3)
+    assert says(716.0, 4) == says(800.0, 4, 10.0) == (964 / 20 * 2, 0), "it goes on at a checkpoint"
 
 
 def test_a_job_is_told_how_many_loader_workers_it_has():

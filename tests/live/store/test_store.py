@@ -122,7 +122,7 @@ def test_everything_of_a_job_and_of_an_attempt_comes_back(tmp_path):
         job = replace(
             opened.job(1), state="running", holds=("begin", "after 3"), reason="it runs", attempt=2, devices=(0, 3),
             failures=1, preemptions=4, exit_code=137, first_start_ms=7, samples_done=0.1, samples_total=1e12,
-            lost_gpu_s=3.5,
+            lost_gpu_s=3.5, samples_again=64.0,
         )  # fmt: skip
         attempt = AttemptRecord(
             job=1, number=2, uid=1, state="stopping", sequence=5, devices=(0, 3), ranks=2, batch=64, loader_workers=3,

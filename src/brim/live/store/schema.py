@@ -115,4 +115,5 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "ALTER TABLE forecasts ADD COLUMN first_ms INTEGER NOT NULL DEFAULT -1",
         "ALTER TABLE forecasts ADD COLUMN last_ms INTEGER NOT NULL DEFAULT -1",
     ),
+    ("ALTER TABLE jobs ADD COLUMN samples_again REAL NOT NULL DEFAULT 0",),
 )
