@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from brim.agent import attempt, attempt_files
 from brim.agent.protocol import (
     FAILED,
     FINISHED,
@@ -211,10 +212,36 @@ def test_an_attempt_whose_supervisor_was_killed_is_lost_and_none_of_its_processe
         one.forget()
         one.start_agent()
     end = one.ended(1)
-    assert (end.outcome, end.blame, end.exit_code) == (LOST, "node", NONE)
+    assert (end.outcome, end.exit_code) == (LOST, NONE)
+    assert (end.blame, end.detail) == (
+        ("node", "its supervisor was gone when its agent started") if agent_too else ("", "its supervisor was killed")
+    )
     assert is_gone(pid)
     one.run(1, 2, one.capture("/bin/true"))
     assert one.ended(1, 2).outcome == FINISHED
+
+
+def test_a_job_that_kills_the_process_that_has_started_it_is_lost_and_its_node_is_not_to_blame(node):
+    one = node()
+    one.run(1, 1, one.capture("/bin/sh", "-c", "kill -9 $PPID; sleep 1000"))
+    end = one.ended(1)
+    assert (end.outcome, end.blame, end.exit_code) == (LOST, "", NONE)
+
+
+def test_an_error_of_a_supervisor_is_told_as_one(tmp_path, monkeypatch):
+    class Broken:
+        def __init__(self, config):
+            raise ValueError("no such thing")
+
+    monkeypatch.setattr(attempt, "Supervisor", Broken)
+    launch = attempt_files.LaunchFile(
+        job=1, attempt=1, command=("true",), env={}, cwd="/", ranks=0, devices=(), grace_s=1.0, gang="g", control="",
+        zygote=None,
+    )  # fmt: skip
+    attempt.run_attempt(tmp_path, launch)
+    end = attempt_files.read_fields(tmp_path, attempt_files.END, attempt_files.EndFile)
+    assert (end.outcome, end.blame) == (LOST, "")
+    assert end.detail == "its supervisor ended with an error: ValueError: no such thing"
 
 
 def test_what_the_user_has_not_signed_is_never_run(node):

@@ -308,7 +308,19 @@ def test_a_supervisor_that_does_not_end_in_time_is_killed_with_its_processes():
 def test_a_supervisor_that_never_listens_is_killed():
     machine = Machine().obey(start())
     machine.pass_ms(CONNECT_MS)
-    assert machine.told[1, 1].outcome == LOST
+    ended = machine.told[1, 1]
+    assert (ended.outcome, ended.blame, ended.detail) == (LOST, "node", "its supervisor did not answer")
+
+
+def test_a_node_is_to_blame_for_a_lost_attempt_unless_its_agent_saw_the_supervisor_end():
+    machine = Machine().obey(start(), start(job=2, devices=(1,)))
+    machine.supervisor_ends((1, 1), None)
+    machine.living[2, 1] = False
+    machine.boot()
+    told = [(machine.told[key].outcome, machine.told[key].blame, machine.told[key].detail) for key in ((1, 1), (2, 1))]
+    assert told == [
+        (LOST, "", "its supervisor was killed"), (LOST, "node", "its supervisor was gone when its agent started"),
+    ]
 
 
 def test_an_attempt_ends_only_when_its_processes_are_gone():
@@ -322,7 +334,7 @@ def test_an_attempt_ends_only_when_its_processes_are_gone():
     machine.unkillable = False
     machine.pass_ms(RETRY_MS)
     assert machine.attempts.stuck_devices() == {}
-    assert (machine.told[1, 1].outcome, machine.told[1, 1].blame) == (LOST, "node")
+    assert (machine.told[1, 1].outcome, machine.told[1, 1].blame) == (LOST, "")
     assert machine.forks == [(1, 1), (1, 2)]
 
 

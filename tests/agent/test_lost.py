@@ -14,7 +14,7 @@ import pytest
 from brim.agent import attempt_files, leftovers
 from brim.agent.adoption import found_attempts
 from brim.agent.attempt import _lock
-from brim.agent.protocol import BLAME_NODE, LOST, NONE, ORDERS, RUNNING, STOPPED, StartAttempt, StopAttempt
+from brim.agent.protocol import LOST, NONE, ORDERS, RUNNING, STOPPED, StartAttempt, StopAttempt
 from brim.gang import processes
 from brim.gang.client import send_request
 from brim.gang.messages import GANG_VARIABLE, StatusRequest
@@ -72,7 +72,8 @@ def test_the_end_of_a_process_whose_zygote_was_killed_is_not_made_up(node):
     [rank] = status["ranks"]
     os.kill(status["zygote"], signal.SIGKILL)
     ended = one.ended(1)
-    assert (ended.outcome, ended.exit_code, ended.blame) == (LOST, NONE, BLAME_NODE)
+    assert (ended.outcome, ended.exit_code, ended.blame) == (LOST, NONE, "")
+    assert ended.detail == "ended with an unknown exit code, since its zygote had ended"
     assert is_gone(rank["pid"])
 
 

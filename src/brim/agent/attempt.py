@@ -133,12 +133,19 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
         detail = f"cannot be supervised: {error}"
         _write_end(folder, _end_file(pids, FAILED, NONE, detail, BLAME_NODE))
         return
+    except Exception as error:
+        traceback.print_exc()
+        detail = f"its supervisor ended with an error: {type(error).__name__}: {error}"
+        _write_end(folder, _end_file(pids, LOST, NONE, detail, ""))
+        return
     outcome, code = _outcome(result, has_started=supervisor.has_started)
-    blame = {FAILED: BLAME_JOB, UNUSABLE: BLAME_JOB, LOST: BLAME_NODE}.get(outcome, "")
+    blame = BLAME_JOB if outcome in (FAILED, UNUSABLE) else ""
     detail = result.detail.partition("; start the same command again")[0]
     if not launch.ranks:  # it has no other rank
         detail = detail.removeprefix("rank 0 failed first: ").removeprefix("rank 0: ")
-    if outcome == FAILED and supervisor.usage.oom_kills > 0:
+    if outcome == LOST:
+        detail += ", since its zygote had ended"
+    elif outcome == FAILED and supervisor.usage.oom_kills > 0:
         detail += f"; out of memory: the kernel killed {supervisor.usage.oom_kills} of its processes"
     elif outcome == FAILED and code == _KILLED and supervisor.usage.oom_kills == NONE:
         detail += "; nothing here measures by whom: if the machine ran out of memory, its kernel log says so"

@@ -85,6 +85,10 @@ class AttemptPhase(Enum):
     ENDED = ENDED
 
 
+_KILLED: Final = AttemptEnd(outcome=LOST, detail="its supervisor was killed")
+"""Nobody is to blame for what a node that works on has not done: the attempt itself may have done it."""
+_SILENT: Final = AttemptEnd(outcome=LOST, detail="its supervisor did not answer", blame=BLAME_NODE)
+_GONE: Final = AttemptEnd(outcome=LOST, detail="its supervisor was gone when its agent started", blame=BLAME_NODE)
 _WITH_PROCESSES: Final = (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING, AttemptPhase.SWEEPING)
 
 
@@ -100,6 +104,7 @@ class _Attempt:
     holds: int
     detail: str = ""
     end: AttemptEnd | None = None
+    unwritten_end: AttemptEnd = _GONE  # if nobody has written one
     retry_at_ms: int | None = None
     started_ms: int = NONE
     has_begun: bool = False
@@ -472,6 +477,7 @@ class NodeAttempts:
         attempt.connected = False
         if attempt.end is None or end is not None:
             attempt.end = end
+        attempt.unwritten_end = _KILLED
         self._sweep(attempt)
 
     def swept(self, key: Key, left: Iterable[int], usage: Usage = NOT_MEASURED) -> None:
@@ -488,7 +494,7 @@ class NodeAttempts:
         if end is None and attempt.kill_at_ms is not None and self._clock_ms() >= attempt.kill_at_ms:
             end = AttemptEnd(outcome=STOPPED, detail="killed with its supervisor, which was overdue")
         elif end is None:
-            end = AttemptEnd(outcome=LOST, detail="its supervisor was killed", blame=BLAME_NODE)
+            end = attempt.unwritten_end
         if end.is_written:
             attempt.end = end
             self._end(attempt)
@@ -526,6 +532,7 @@ class NodeAttempts:
                     assert attempt.end is not None
                     self._effects.append(WriteEnd(attempt.key, attempt.end))
                 case AttemptPhase.LAUNCHING | AttemptPhase.RUNNING:  # the supervisor did not end in time
+                    attempt.unwritten_end = _SILENT
                     self._sweep(attempt)
                 case AttemptPhase.SWEEPING:
                     self._effects.append(Sweep(attempt.key))

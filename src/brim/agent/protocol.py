@@ -45,7 +45,8 @@ FAILED: Final = "failed"
 UNUSABLE: Final = "unusable"
 """Nothing was started, and another attempt would not help: the capture or the order cannot be used."""
 LOST: Final = "lost"
-"""Its end was not seen: its supervisor was killed, or the node has restarted. ``exit_code`` is unknown."""
+"""Its end was not seen: ``exit_code`` is unknown. ``blame`` is ``BLAME_NODE`` if its agent was gone, too, or the node
+has restarted; it is empty if only its supervisor or its zygote ended, which the attempt may have killed."""
 
 BLAME_JOB: Final = "job"
 BLAME_NODE: Final = "node"
