@@ -2,17 +2,18 @@
 
 Nothing else would end such a series: an agent that cannot start any process, or a job that asks at once to be started
 again, would be given the next attempt at once, for ever. A device at fault is withheld besides, as agents say
-(``marks``). The numbers are those since the controller's start.
+(``marks``). An attempt whose end nobody saw, though its agent was there, may have killed its own supervisor: after some
+in a row, such ends count. The numbers are those since the controller's start.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from brim.agent.protocol import FAILED
+from brim.agent.protocol import BLAME_NODE, FAILED, LOST
 from brim.live import holds
 from brim.live.books import Books
-from brim.live.ends import CRASH_MS, RESUME_CODES
+from brim.live.ends import CRASH_MS, RESUME_CODES, AttemptVerdict
 from brim.live.records import AttemptRecord
 from brim.live.requests import NONE
 from brim.units import MS_PER_S
@@ -33,15 +34,29 @@ class BackOff:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._in_a_row: dict[int, int] = {}
+        self._unseen: dict[int, int] = {}
 
-    def ended(self, attempt: AttemptRecord, *, returns: bool) -> None:
-        """An attempt has ended. If it ``returns``, its job is about to wait for devices, and nothing counts against it.
+    def unseen(self, attempt: AttemptRecord) -> int:
+        """Return how many attempts in a row have ended unseen with this one, 0 if its end was seen or it is its node's.
+
+        However long they ran: nothing says what one has done before it was lost.
+        """
+        is_unseen = attempt.outcome == LOST and attempt.blame != BLAME_NODE and not attempt.stop_reason
+        return self._unseen.get(attempt.job, 0) + 1 if is_unseen else 0
+
+    def ended(self, attempt: AttemptRecord, verdict: AttemptVerdict) -> None:
+        """An attempt has ended. If its job returns and nothing counts against it, the end is in the series.
 
         One that has asked to be started again is in the series only if it ran for less than ``CRASH_MS``.
         """
+        unseen = self.unseen(attempt)
+        self._unseen.pop(attempt.job, None)
+        if unseen and verdict.state is None:
+            self._unseen[attempt.job] = unseen
         count = self._in_a_row.pop(attempt.job, 0) + 1
         ran = attempt.begin_ms != NONE and attempt.end_ms - attempt.begin_ms >= CRASH_MS
         asked = attempt.outcome == FAILED and attempt.exit_code in RESUME_CODES
+        returns = verdict.state is None and not verdict.counts
         if not returns or attempt.stop_reason or (asked and ran):
             return
         if count < RETURNS_MAX:

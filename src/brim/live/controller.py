@@ -22,6 +22,7 @@ from functools import singledispatchmethod
 from typing import Any, Final
 
 from brim.agent.protocol import (
+    BLAME_NODE,
     ENDED,
     FINISHED,
     LOST,
@@ -439,7 +440,9 @@ class Controller:
             if attempt.uid == given.uid and attempt.begin_ms != NONE and not attempt.stop_reason and (
                 self.agents.seen(given.uid, attempt.job, attempt.number) is None
             ):
-                self._attempt_ended(replace(attempt, outcome=LOST, detail="its agent does not know it any more"))
+                self._attempt_ended(replace(
+                    attempt, outcome=LOST, blame=BLAME_NODE, detail="its agent does not know it any more"
+                ))
         for job in tuple(self.jobs.values()):
             if job.uid == given.uid:
                 self.books.drop_hold(job.id, holds.AGENT)
@@ -672,7 +675,8 @@ class Controller:
     def _attempt_ended(self, attempt: AttemptRecord) -> None:
         """Book the end of an attempt: its job ends, or goes back to the queue."""
         job = self.jobs[attempt.job]
-        verdict, known = ending(job, attempt), attempt.state != "waiting"
+        verdict = ending(job, attempt, self._back_off.unseen(attempt))
+        known = attempt.state != "waiting"
         end_ms = self.books.now_ms if attempt.end_ms == NONE else attempt.end_ms
         attempt = replace(attempt, state="ended", end_ms=end_ms)
         self.books.put_attempt(attempt)
@@ -682,7 +686,7 @@ class Controller:
         if known:
             self._reconciler.order(attempt.uid, ForgetAttempt(job=job.id, attempt=attempt.number))
         self._slowdowns.forget(job.id)
-        self._back_off.ended(attempt, returns=verdict.state is None and not verdict.counts)
+        self._back_off.ended(attempt, verdict)
         self._reconciler.analysed.discard(job.id)
         self._reconciler.overdue.discard(job.id)
         self._analyses.discard(job.id)

@@ -2,7 +2,8 @@
 
 A job has finished if and only if its exit code 0 was collected. Once it was told to stop, any other end is that stop: a
 job is not blamed for how it dies when it is told to. What a node, a neighbour or nobody's sight took from it does not
-count against it either.
+count against it either, unless nobody saw the ends of several attempts in a row although their agent was there: a job
+that kills its supervisor would run for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ RESUME_CODES: Final = (75, 85, 99)
 reschedule."""
 CRASH_MS: Final = 10 * MS_PER_S
 """A job of an array that fails sooner than this after its start holds the rest of the array. Ours."""
+UNSEEN_MAX: Final = 3
+"""Attempts in a row whose ends nobody saw that do not count. Ours: as many as a job has by its own fault."""
 CANCELLED: Final = "cancelled"
 TIME_LIMIT: Final = "time limit"
 REQUEUED: Final = "requeued"
@@ -51,12 +54,13 @@ class AttemptVerdict:
     counts: bool = False
 
 
-def ending(job: JobRecord, attempt: AttemptRecord) -> AttemptVerdict:
+def ending(job: JobRecord, attempt: AttemptRecord, unseen: int = 0) -> AttemptVerdict:
     """Return what the end of its attempt means for a job.
 
     Args:
         job: The job.
         attempt: The attempt, ended, with outcome, exit code and blame.
+        unseen: How many attempts in a row, with this one, have ended unseen though their agent was there.
     """
     code = attempt.exit_code
     if attempt.outcome == FINISHED and code == 0:
@@ -81,13 +85,20 @@ def ending(job: JobRecord, attempt: AttemptRecord) -> AttemptVerdict:
         how = f"failed with exit code {code}{said}"
         if attempt.detail == f"exited with {code}":  # all that is known of a plain command
             how = attempt.detail
-        why = f"attempt {attempt.number} {how}"
-        if not job.request.requeue or job.failures + 1 >= job.request.attempts_max:
-            return AttemptVerdict(kind=Kind.GAVE_UP, state="failed", reason=why, counts=True)
-        return AttemptVerdict(kind=Kind.FAILED, reason=why, counts=True)
+        return _counted(job, f"attempt {attempt.number} {how}")
     if attempt.outcome == STOPPED:
         return _again(job, Kind.FAILED, f"was stopped, but not by the controller{said}", "failed")
-    return _again(job, Kind.EVICTED, f"attempt {attempt.number} was lost{said}", "lost")
+    why = f"attempt {attempt.number} was lost{said}"
+    if unseen > UNSEEN_MAX:
+        return _counted(job, f"{why}; {unseen} attempts in a row ended so, which counts as a failure of the job")
+    return _again(job, Kind.EVICTED, why, "lost")
+
+
+def _counted(job: JobRecord, why: str) -> AttemptVerdict:
+    """A failure of the job itself: back to the queue, or the end after the last of its attempts."""
+    if not job.request.requeue or job.failures + 1 >= job.request.attempts_max:
+        return AttemptVerdict(kind=Kind.GAVE_UP, state="failed", reason=why, counts=True)
+    return AttemptVerdict(kind=Kind.FAILED, reason=why, counts=True)
 
 
 def _again(job: JobRecord, kind: Kind, why: str, state: JobStatus) -> AttemptVerdict:

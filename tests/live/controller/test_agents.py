@@ -84,7 +84,7 @@ def test_a_running_attempt_that_its_agent_does_not_know_is_lost_and_one_that_it_
     desk.give(AgentLost(at_ms=desk.now_ms, uid=1))
     orders = desk.join()
     assert [(order.job, order.attempt) for order in orders if isinstance(order, StartAttempt)] == [(2, 1), (1, 2)]
-    assert desk.attempts[1, 1].outcome == "lost"
+    assert (desk.attempts[1, 1].outcome, desk.attempts[1, 1].blame) == ("lost", "node")
 
 
 def test_a_device_takes_no_jobs_while_it_is_foreign_or_in_quarantine():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
 
@@ -191,6 +192,46 @@ def test_faults_of_a_node_count_for_nobody_but_make_a_pause():
     assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
     desk.saw(1, ENDED, attempt=4, outcome="failed", blame="node")  # the series begins anew
     assert (desk.state(1), desk.stored[1].attempt) == ("starting", 5)
+
+
+def ends_unseen(desk: Desk, numbers: Iterable[int], blame: str = "") -> None:
+    """Attempts run, and end by a kill of their supervisors; after a pause the job goes on."""
+    for number in numbers:
+        desk.saw(1, RUNNING, attempt=number)
+        desk.saw(1, ENDED, attempt=number, outcome="lost", blame=blame, detail="its supervisor was killed")
+        if desk.stored[1].holds == ("back-off",):
+            desk.give(later_ms=PAUSE_MS)
+
+
+def test_a_job_whose_supervisor_is_killed_again_and_again_fails():
+    desk = Desk()
+    desk.submit(attempts_max=2)
+    ends_unseen(desk, (1, 2, 3))
+    assert (desk.state(1), desk.stored[1].failures) == ("starting", 0)
+    ends_unseen(desk, [4])
+    assert (desk.state(1), desk.stored[1].failures) == ("starting", 1)
+    ends_unseen(desk, [5])
+    assert (desk.state(1), desk.stored[1].failures, desk.stored[1].attempt) == ("failed", 2, 5)
+    assert desk.stored[1].reason == (
+        "attempt 5 was lost: its supervisor was killed; 5 attempts in a row ended so, which counts as a failure of the "
+        "job"
+    )
+    assert not desk.controller._back_off._unseen, "of a job that has ended nothing is kept"
+
+
+def test_only_lost_attempts_in_a_row_count_and_none_whose_node_is_at_fault():
+    desk = Desk()
+    desk.submit(attempts_max=2)
+    ends_unseen(desk, range(1, 11), blame="node")
+    ends_unseen(desk, (11, 12, 13))
+    desk.saw(1, RUNNING, attempt=14)
+    desk.saw(1, ENDED, attempt=14, outcome="failed", exit_code=75)
+    ends_unseen(desk, (15, 16, 17))
+    desk.saw(1, RUNNING, attempt=18)
+    desk.command(Requeue, 1)
+    desk.saw(1, ENDED, attempt=18, outcome="lost")
+    ends_unseen(desk, (19, 20, 21))
+    assert (desk.state(1), desk.stored[1].failures, desk.stored[1].attempt) == ("starting", 0, 22)
 
 
 def test_a_pause_outlives_the_controller_and_can_be_released():
