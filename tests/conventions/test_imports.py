@@ -16,7 +16,7 @@ PURE = ("core", "beliefs", "policies", "engine")
 CLOCKS = {"time", "datetime", "random", "secrets", "uuid", "socket", "asyncio", "threading", "subprocess", "requests"}
 OUTSIDE = {"torch", "polars", "pyarrow", "rich", "typer"}
 READS_FILES = {
-    "core/cluster.py": "cluster TOML", "policies/presets.py": "policy files", "beliefs/library.py": "fitted profiles",
+    "core/cluster.py": "cluster TOML", "policies/loading.py": "policy files", "beliefs/library.py": "fitted profiles",
     "beliefs/measured_sets.py": "measured slowdowns", "beliefs/power.py": "power curves",
     "beliefs/parameter_servers.py": "step times of models", "beliefs/predictability.py": "the classifier",
     "beliefs/toml_files.py": "files that users give",

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import runpy
-import traceback
 from dataclasses import replace
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Final
 
-from brim.errors import ConfigError, one_line
+from brim.errors import ConfigError
 from brim.policies.feed.even import Even
 from brim.policies.feed.shares import EqualPerJob, EqualPerRank, Fixed
 from brim.policies.feed.throughput import Throughput
 from brim.policies.fill.none import NoFill
 from brim.policies.fill.padding import Padding
+from brim.policies.loading import offered, owner, policy_of, policy_of_file
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.attained import Gittins, LeastAttained
 from brim.policies.order.borda import Borda, RemainingOrAttained
@@ -181,23 +178,34 @@ PADDED: Final = "+padding"
 """What follows the name of a policy, or of its file, to fill what it leaves with padding jobs."""
 
 
-def find_policy(name: str) -> Policy:
+def find_policy(name: str, *, afresh: bool = False) -> Policy:
     """Find a policy: a preset, an entry point of the group ``brim.policies``, or a Python file.
 
     With ``+padding`` behind it, what the policy leaves is filled with padding jobs.
 
+    Args:
+        name: Name of the policy, or path of the file.
+        afresh: Whether to execute the module of an entry point anew, as a file is each time.
+
     Raises:
-        ConfigError: there is no such policy (the message suggests the nearest name), or the file does not hold one.
+        ConfigError: there is no such policy (the message suggests the nearest name), more than one package has it, or
+            the file or module does not hold one.
     """
     if name.endswith(PADDED) and name != PADDED:
-        return padded(find_policy(name.removesuffix(PADDED)))
+        return padded(find_policy(name.removesuffix(PADDED), afresh=afresh))
+    if name.endswith(".py"):
+        return policy_of_file(name, PRESETS.values())
+    points = [point for point in offered() if point.name == name]
+    owners = [BRIM] * (name in PRESETS) + [owner(point) for point in points]
+    if len(owners) > 1:
+        raise ConfigError(
+            f"policy {name}: found in {' and in '.join(owners)}, expected in one: rename the entry point, or uninstall "
+            "its package"
+        )
+    if points:
+        return policy_of(points[0], PRESETS.values(), afresh=afresh)
     if name in PRESETS:
         return PRESETS[name]
-    if name.endswith(".py"):
-        return _from_file(Path(name))
-    for point in entry_points(group="brim.policies"):
-        if point.name == name:
-            return replace(_policy_in(vars(point.load()) if hasattr(point.load(), "__dict__") else {}, name), name=name)
     near = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "see `brim policy list`"
     raise ConfigError(f"unknown policy {name!r}: {hint}")
@@ -230,26 +238,3 @@ def padded(policy: Policy) -> Policy:
             "none: there is one part in each socket"
         )
     return replace(policy, name=f"{policy.name}{PADDED}", fill=Padding())
-
-
-def _from_file(path: Path) -> Policy:
-    if not path.is_file():
-        raise ConfigError(f"policy file {path}: no such file")
-    try:
-        names = runpy.run_path(str(path), run_name=f"policy_file:{path.stem}")  # a name that no module has
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit too: a policy file must not end the program
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"{path}:{lines[-1]}" if lines else str(path)
-        if isinstance(error, OSError) and not lines:
-            raise ConfigError(f"policy file {where}: cannot be read: {error.strerror}") from None
-        raise ConfigError(f"policy file {where}: {type(error).__name__}: {one_line(error)}") from error
-    return _policy_in(names, str(path))
-
-
-def _policy_in(names: dict[str, object], where: str) -> Policy:
-    found = [value for value in names.values() if isinstance(value, Policy)]
-    if len(found) != 1:
-        raise ConfigError(f"policy {where}: found {len(found)} objects of type Policy, expected exactly one")
-    return found[0]
