@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -123,6 +124,28 @@ def test_the_module_of_a_package_is_executed_anew_where_nobody_else_sees_it(fold
     assert find_policy("good", afresh=True).source == "theirs"
     assert find_policy("good") == policy
     assert sys.modules["plug.good"] is module
+
+
+def test_the_list_names_the_policies_of_packages_and_why_one_cannot_be_used(folder):
+    install(folder, good=GOOD, broken="raise RuntimeError('own')", fifo=GOOD)
+    rows = json.loads(brim("policy", "list", "--json", cwd=folder).stdout)["installed"]
+    assert [(row["name"], row["distribution"], row["source"]) for row in rows] == [
+        ("good", "plug", "ours"), ("broken", "plug", None), ("fifo", "plug", None),
+    ]
+    assert rows[0]["error"] is None
+    assert "plug/broken.py:1: RuntimeError: own" in rows[1]["error"]
+    assert "found in brim and in plug" in rows[2]["error"]
+    done = brim("policy", "list", cwd=folder)
+    table = done.stdout.partition("Policies of installed packages:\n")[2].splitlines()
+    assert table[0].split() == ["good", "plug", "ours"]
+    assert table[1].split()[:2] == ["broken", "plug"]
+    assert table[1].endswith("RuntimeError: own")
+    assert done.stderr == ""
+
+
+def test_without_packages_the_list_has_none():
+    assert json.loads(brim("policy", "list", "--json").stdout)["installed"] == []
+    assert "installed" not in brim("policy", "list").stdout
 
 
 def test_a_package_that_cannot_be_used_ends_a_command_as_a_file_does(folder):

@@ -32,8 +32,8 @@ _Name = Annotated[
 
 @app.command("list", cls=UnconvertedCommand)
 def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -> None:
-    """List the presets, and the parts from which a policy is made."""
-    wanted, found = output_of(output, as_json), listing()
+    """List the presets, the policies of installed packages, and the parts from which a policy is made."""
+    wanted, found = output_of(output, as_json), {**listing(), "installed": _installed()}
     if wanted == "json":
         print(json.dumps({"schema": 1, **found}, indent=2))
         return
@@ -43,9 +43,36 @@ def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -
     _print_columns(rows)
     print("After a comma: what happens if a job does not fit: stop the queue, reserve its place, or skip the job.")
     print("NAME+padding: the same policy, with padding jobs (--class padding) on the GPUs that it leaves.")
+    if found["installed"]:
+        print("\nPolicies of installed packages:")
+        _print_columns([
+            (f"  {row['name']}", row["distribution"], row["error"] or row["source"]) for row in found["installed"]
+        ])
     print("\nParts to combine in a file of your own:")
     for socket, kinds in found["parts"].items():
         print(f"  {socket:6} {', '.join(kind.rpartition('.')[2] for kind in kinds)}")
+
+
+def _installed() -> list[dict[str, str | None]]:
+    """The policies that installed packages offer, each with its source, or the reason why it cannot be used."""
+    from importlib.metadata import entry_points
+
+    points = entry_points(group="brim.policies")
+    if not points:
+        return []  # importing the presets takes half a second
+    from brim.errors import ConfigError
+    from brim.policies.loading import owner
+    from brim.policies.presets import find_policy
+
+    rows: list[dict[str, str | None]] = []
+    for point in points:
+        source, fault = None, None
+        try:
+            source = find_policy(point.name).source
+        except ConfigError as error:
+            fault = str(error)
+        rows.append({"name": point.name, "distribution": owner(point), "source": source, "error": fault})
+    return rows
 
 
 def _brief(part: str) -> str:
