@@ -233,9 +233,9 @@ WRONG = [
     ("np.arange(len(snapshot.jobs)) + 10_000_000", "job rows once"),
     ("-np.arange(len(snapshot.jobs)) - 1", "job rows once"),
     ("np.zeros(len(snapshot.jobs), dtype=int)", "job rows once"),
-    ("np.arange(len(snapshot.jobs)).astype(float)", "integers, one per job"),
-    ("np.arange(0)", "integers, one per job"),
-    ("list(range(len(snapshot.jobs)))", "integers, one per job"),
+    ("np.arange(len(snapshot.jobs)).astype(float)", "one per job, found"),
+    ("np.arange(0)", "one per job, found"),
+    ("list(range(len(snapshot.jobs)))", "one per job, found"),
     ("1 / 0", "wrong.py:13)"),
 ]
 """What an order gives back, and what is said of it."""
@@ -252,6 +252,7 @@ def test_a_wrong_answer_of_a_policy_is_one_line_not_a_crash(trace, tmp_path, bod
         assert done.returncode == 1
         assert "policy 'mine', order: " in done.stderr
         assert said in done.stderr
+        assert f"({policy}:1" in done.stderr
         assert "Traceback" not in done.stderr
 
 

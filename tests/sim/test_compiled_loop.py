@@ -238,7 +238,7 @@ def test_a_name_that_was_replaced_in_a_module_of_a_shipped_class_is_used(monkeyp
 
 def test_code_that_was_replaced_within_a_function_is_called(monkeypatch):
     monkeypatch.setattr(ShortestRemaining.__call__, "__code__", (lambda self, snapshot, beliefs: None).__code__)
-    with pytest.raises(PlanError, match="expected 2 signed integers, one per job"):
+    with pytest.raises(PlanError, match="expected an array of 2 signed integers, one per job"):
         is_compiled(PRESETS["srtf"])
 
 

@@ -51,29 +51,31 @@ class asking:  # noqa: N801 - reads as a word in a with statement; a generator w
     A part that replaced a column of the snapshot, which is the same object for all parts, is refused as well.
     """
 
-    __slots__ = ("_name", "_policy", "_seen")
+    __slots__ = ("_method", "_name", "_policy", "_seen")
 
-    def __init__(self, policy: Policy, name: str, seen: Seen) -> None:
-        self._policy, self._name, self._seen = policy, name, seen
+    def __init__(self, policy: Policy, name: str, seen: Seen, method: str = "__call__") -> None:
+        self._policy, self._name, self._seen, self._method = policy, name, seen, method
 
     def __enter__(self) -> Snapshot:
         return self._seen.snapshot
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        part = f"policy {self._policy.name!r}, {self._name}"
         if error is None:
-            if not self._seen.is_unchanged():
-                raise PlanError(f"{part}: it replaced a column of the snapshot, which parts may only read")
-            return
+            if self._seen.is_unchanged():
+                return
+            error = PlanError("it replaced a column of the snapshot, which parts may only read")
+        part = f"policy {self._policy.name!r}, {self._name}"
+        part += f".{self._method}" if self._method != "__call__" else ""
         words = one_line(error)
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(part) from error
-        if isinstance(error, PlanError | UserError):
-            raise (PlanError if isinstance(error, PlanError) else ConfigError)(f"{part}: {words}") from error
-        if isinstance(error, BrimError):
+        if isinstance(error, UserError):
+            raise ConfigError(f"{part}: {words}") from error
+        if isinstance(error, BrimError) and not isinstance(error, PlanError):
             return
-        where = raised_at(getattr(self._policy, self._name), error.__traceback__)  # SystemExit, too, ends in one line
-        words = f"{type(error).__name__}: {words}" if words != type(error).__name__ else words
+        if not isinstance(error, PlanError) and words != type(error).__name__:  # SystemExit, too, ends in one line
+            words = f"{type(error).__name__}: {words}"
+        where = raised_at(getattr(self._policy, self._name), error.__traceback__, self._method)
         raise PlanError(f"{part}: {words}" + (f" ({where})" if where else "")) from error
 
 
@@ -111,17 +113,24 @@ class Seen:
         return Seen(replaced(self.snapshot, jobs=replaced(self.snapshot.jobs, memo=memo)))
 
 
-def own_column(given: object, size: int, kind: str = "i") -> NDArray[Any]:
+def own_column(given: object, size: int, kind: str = "i", name: str = "", row: str = "job") -> NDArray[Any]:
     """A copy of a column that a part returned, as a plain array that nobody can write to; checks type and length.
 
     The part could change its own array after the checks, and an array of a class of its own could answer them.
+
+    Args:
+        given: What the part returned.
+        size: Length that the column must have.
+        kind: NumPy's letter for the type of the values.
+        name: Name of the column, such as ``Grants.node``; empty for the whole answer.
+        row: What each value belongs to.
     """
     if not size and given is _EMPTY[kind]:
         return given
     column = np.asarray(given) if isinstance(given, np.ndarray) else None
     if column is None or column.shape != (size,) or column.dtype.kind != kind:
-        values = "truth values" if kind == "b" else "signed integers"
-        raise PlanError(f"expected {size} {values}, one per job, found {_short(given)}")
+        values = counted(size, "truth value" if kind == "b" else "signed integer")
+        raise PlanError(f"{name and name + ': '}expected an array of {values}, one per {row}, found {_found(given)}")
     return frozen(column.astype(_TYPE[kind]))
 
 
@@ -131,34 +140,42 @@ def own_memory(given: object, size: int, columns: int) -> IntArray:
         return own_column(given, size)
     block = np.asarray(given) if isinstance(given, np.ndarray) else None
     if block is None or block.shape != (size, columns) or block.dtype.kind != "i":
-        raise PlanError(f"expected {columns} signed integers for each of {size} jobs, found {_short(given)}")
+        expected = f"{counted(columns, 'signed integer')} for each of {counted(size, 'job')}"
+        raise PlanError(f"expected an array of {expected}, found {_found(given)}")
     return frozen(block.astype(np.int64))
 
 
 def own_sizes(given: Sizes, size: int) -> Sizes:
     """A copy of the sizes of a size part."""
-    batch, analyse, reject = given.global_batch, given.analyse, given.reject
+    if not isinstance(given, Sizes):
+        raise PlanError(f"expected Sizes, found {type(given).__name__}")
     return Sizes(
-        gpus=own_column(given.gpus, size), global_batch=own_column(batch, size if len(batch) else 0),
-        analyse=own_column(analyse, size if len(analyse) else 0, "b"),
-        reject=own_column(reject, size if len(reject) else 0, "b"),
-        **{name: _optional(getattr(given, name), size) for name in SIZES_ON_CPU},
+        gpus=own_column(given.gpus, size, name="Sizes.gpus"),
+        global_batch=_optional(given.global_batch, size, "i", "Sizes.global_batch"),
+        analyse=_optional(given.analyse, size, "b", "Sizes.analyse"),
+        reject=_optional(given.reject, size, "b", "Sizes.reject"),
+        **{name: _optional(getattr(given, name), size, "i", f"Sizes.{name}") for name in SIZES_ON_CPU},
     )
 
 
-def _optional(column: IntArray, size: int) -> IntArray:
-    return own_column(column, size if len(column) else 0)
+def _optional(given: Any, size: int, kind: str, name: str, row: str = "job") -> NDArray[Any]:
+    """A column that may be empty."""
+    return own_column(given, size if getattr(given, "size", 1) else 0, kind, name, row)
 
 
 def own_grants(given: Grants, size: int) -> Grants:
     """A copy of the grants of a place or fill part; loader workers are left out, which the feed part decides."""
-    job = given.job
-    rows = len(job)
+    if not isinstance(given, Grants):
+        raise PlanError(f"expected Grants, found {type(given).__name__}")
+    ranks = np.size(given.job)
     return Grants(
-        job=own_column(job, rows), node=own_column(given.node, rows), gpu=own_column(given.gpu, rows),
-        share_milli=own_column(given.share_milli, rows), why=own_column(given.why, size),
-        blocker=own_column(given.blocker, size),
-        revocable=own_column(given.revocable, rows, "b") if len(given.revocable) else NOBODY,
+        job=own_column(given.job, ranks, "i", "Grants.job", "rank"),
+        node=own_column(given.node, ranks, "i", "Grants.node", "rank"),
+        gpu=own_column(given.gpu, ranks, "i", "Grants.gpu", "rank"),
+        share_milli=own_column(given.share_milli, ranks, "i", "Grants.share_milli", "rank"),
+        why=own_column(given.why, size, "i", "Grants.why"),
+        blocker=own_column(given.blocker, size, "i", "Grants.blocker"),
+        revocable=_optional(given.revocable, ranks, "b", "Grants.revocable", "rank"),
     )
 
 
@@ -262,6 +279,11 @@ def check_only_added(placed: Grants, wanted: Grants, jobs: JobTable) -> None:
     changed = sorted({row[0] for row in before ^ after if has[row[0]]})
     if changed:
         raise PlanError(f"the grants of job {jobs.id[changed[0]]}, which was already placed, were changed")
+
+
+def _found(given: object) -> str:
+    """A wrong column in words, with its shape, which may be all that is wrong with it."""
+    return _short(given) + (f", shape {given.shape}" if isinstance(given, np.ndarray) else "")
 
 
 def _short(value: object) -> str:

@@ -40,6 +40,7 @@ from brim.errors import PlanError
 from brim.policies.fill.victims import spared
 from brim.policies.place.renaming import renamed
 from brim.policies.sockets import Policy, Sizes, WholePlan
+from brim.policies.source_lines import own_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +130,13 @@ def run_round(
         loaders = hides.only_padding(others, loaders) if hides.any else others
         check_loaders(loaders, snapshot)
     plan = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
-    if not policy.changes_running and (RULES.frees & RULES.gives)[plan.bookings.kind].any():
-        _check_left_alone(plan, snapshot, policy, hides.padding)
     try:
+        if not policy.changes_running and (RULES.frees & RULES.gives)[plan.bookings.kind].any():
+            _check_left_alone(plan, snapshot, hides.padding)
         check_plan(snapshot, plan, count_loaders=counts)
     except PlanError as error:  # several parts have made it
-        raise PlanError(f"policy {policy.name!r}: {error}") from error
+        lines = own_lines(policy)
+        raise PlanError(f"policy {policy.name!r}: {error}" + (f"; see {lines}" if lines else "")) from error
     why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
     return RoundResult(
         plan=plan, snapshot=snapshot, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory,
@@ -198,7 +200,7 @@ def _remembered(
         with asking(policy, socket, given):
             before = _stored(policy, socket, snapshot)
         sees[socket] = given if before is snapshot.jobs.memo else given.with_memo(before)
-        with asking(policy, socket, sees[socket]) as seen:
+        with asking(policy, socket, sees[socket], "remember") as seen:
             after = own_memory(part.remember(seen), len(snapshot.jobs), _columns(policy, socket))
         if not np.array_equal(after, before):
             new[socket] = after
@@ -222,7 +224,7 @@ def _stored(policy: Policy, socket: str, snapshot: Snapshot) -> IntArray:
     return snapshot.memory.of(socket, len(snapshot.jobs), _columns(policy, socket))
 
 
-def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy, padding: BoolArray) -> None:
+def _check_left_alone(plan: Plan, snapshot: Snapshot, padding: BoolArray) -> None:
     """Check that no running job is changed by a policy whose parts do not declare that they change running jobs.
 
     Whether its grants are revocable may change, and so may its share of GPUs that it keeps: no process notices. Padding
@@ -240,6 +242,6 @@ def _check_left_alone(plan: Plan, snapshot: Snapshot, policy: Policy, padding: B
                 continue
             changed = "other GPUs" if isinstance(action, Resize) else "another batch"
             raise PlanError(
-                f"policy {policy.name!r} gives job {action.job} {changed} while it runs, but none of its parts "
-                "declares this: set resizes_running = True in the size part or moves_running = True in the place part"
+                f"plan gives job {action.job} {changed} while it runs, but none of the policy's parts declares "
+                "this: set resizes_running = True in the size part or moves_running = True in the place part"
             )

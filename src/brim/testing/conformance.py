@@ -16,7 +16,7 @@ from brim.core.trace import Trace, trace_of
 from brim.engine.journal import Journal
 from brim.errors import BrimError, ConfigError, InvariantError, PlanError
 from brim.policies.sockets import Policy
-from brim.policies.source_lines import line_of, own_parts
+from brim.policies.source_lines import own_lines
 from brim.sim.overheads import Overheads
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.truth import Truth
@@ -67,8 +67,7 @@ def _pointing_at_its_parts(check: Callable[..., None]) -> Callable[..., None]:
         try:
             check(policy, examples=examples, seed=seed)
         except PolicyViolation as found:
-            lines = [f"{line_of(part)} ({socket})" for socket, part in own_parts(policy).items() if line_of(part)]
-            raise PolicyViolation(found.rule, found.what, found.case, " or ".join(lines)) from found.__cause__
+            raise PolicyViolation(found.rule, found.what, found.case, own_lines(policy)) from found.__cause__
 
     return pointing
 

@@ -22,6 +22,7 @@ from brim.core.setting import Setting
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants, SlowdownTable
 from brim.core.trace import NONE, Trace
+from brim.engine.answers import own_grants
 from brim.engine.round import RoundResult, run_round
 from brim.errors import BrimError, PlanError
 from brim.policies.size.as_asked import AsAsked
@@ -125,7 +126,7 @@ def rule_of(error: PlanError) -> str:
     said = str(error)
     if "read-only" in said or "WRITEABLE" in said or "replaced a column of the snapshot" in said:
         return PURE
-    return STAYS if "none of its parts declares this" in said else SOUND
+    return STAYS if "parts declares this" in said else SOUND
 
 
 def check_grants(snapshot: Snapshot, wanted: Grants, *, resizes: bool = False) -> None:
@@ -320,10 +321,15 @@ def check_one_place(replay: Replay) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A place or fill part that passes its grants to ``note`` before it returns them."""
+    """A place or fill part that passes a copy of its grants to ``note`` before it returns them."""
 
     part: Any
     note: Callable[[Snapshot, Grants], None]
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The part, for the lines in messages (``inspect.unwrap``)."""
+        return self.part
 
     def __getattr__(self, name: str) -> Any:
         """What the part declares and remembers."""
@@ -334,7 +340,7 @@ class _Watched:
     def __call__(self, *given: Any) -> Grants:
         """See ``Place`` and ``Fill``."""
         wanted: Grants = self.part(*given)
-        self.note(given[0], wanted)
+        self.note(given[0], own_grants(wanted, len(given[0].jobs)))
         return wanted
 
 
