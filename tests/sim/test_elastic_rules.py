@@ -88,8 +88,8 @@ def test_who_says_it_never_resizes_does_not(changed):
 def test_an_engine_that_restarts_for_nothing_would_be_found(action, rule):
     none = np.zeros(len(SNAPSHOT.jobs), dtype=np.int64)
     result = RoundResult(
-        plan=plan_of(5_000, (action,)), snapshot=SNAPSHOT, sizes=Sizes(gpus=none), grants=SNAPSHOT.grants, why=none,
-        blocker=none, memory={},
+        plan=plan_of(5_000, (action,)), snapshot=SNAPSHOT, order=none, sizes=Sizes(gpus=none), grants=SNAPSHOT.grants,
+        why=none, blocker=none, memory={},
     )
     with pytest.raises(PolicyViolation, match=rule):
         rules.check_actions(SNAPSHOT, restless(calm_ms=0), result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
@@ -272,6 +273,55 @@ def test_a_rarely_impure_part_is_one_violation():
     assert "the same situation gave two decisions; one of them breaks the rule 'plan accepted'" in str(caught.value)
     assert "ZeroDivisionError: once" in str(caught.value)
     assert "jobs at" in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """An order that is turned around after a number of calls."""
+
+    after: int
+    calls: list
+
+    def __call__(self, snapshot, beliefs):
+        self.calls.append(1)
+        return Arrival()(snapshot, beliefs)[:: 1 if len(self.calls) <= self.after else -1]
+
+
+@dataclass(frozen=True)
+class Counts(Arrival):
+    """Remembers how often it was asked."""
+
+    calls: list
+
+    def remember(self, snapshot):
+        self.calls.append(1)
+        return np.full(len(snapshot.jobs), len(self.calls))
+
+
+@pytest.mark.parametrize(("order", "said"), [
+    (Turns(1, []), "called twice, it put the jobs in the order 0, 1 and then 1, 0"),
+    (Turns(3, []), "called twice, it put the jobs in the order 0, 1 and then 1, 0"),  # with other ids, then seen again
+    (Counts([]), "called twice, it remembered order [1, 1] and then order [2, 2]"),
+])
+def test_what_differs_between_two_calls_is_shown_where_both_plans_are_empty(order, said):
+    snapshot = snapshot_of("1x1xT4", job(gpus=2), job(at=1, gpus=2), now=5)
+    with pytest.raises(PolicyViolation) as caught:
+        check_decision(snapshot, replace(PRESETS["backfill"], order=order))
+    assert (caught.value.rule, caught.value.what) == (PURE, said)
+
+
+def test_reasons_that_depend_on_the_numbers_of_users_are_shown():
+    policy = replace(PRESETS["backfill"], order=ByUserCode())
+    jobs = job(gpus=2, user="eve"), job(at=1, gpus=2, user="ann")
+    with pytest.raises(PolicyViolation) as caught:
+        check_decision(snapshot_of("1x1xT4", *jobs, now=5), policy)
+    assert caught.value.rule == ORDER_FREE
+    assert re.fullmatch(
+        r"it gave the reasons job 0 \w+( behind job 1)?, job 1 \w+( behind job 0)?; with the users numbered in reverse "
+        r"it gave the reasons job 0 \w+( behind job 1)?, job 1 \w+( behind job 0)?", caught.value.what,
+    )
+    first, _, then = caught.value.what.partition("; ")
+    assert first.removeprefix("it ") not in then
 
 
 def test_a_check_that_would_take_for_ever_ends_and_says_so(monkeypatch):

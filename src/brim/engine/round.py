@@ -50,6 +50,7 @@ class RoundResult:
     Attributes:
         plan: The changes, frees before takes.
         snapshot: What the round decided on.
+        order: Job rows, first served first, without padding jobs that are hidden; empty if ``only_fills``.
         sizes: Answer of the size part.
         grants: Grants after the plan: those of the place part, and those that the fill part added.
         why: ``Why`` code per job, 0 for one that has GPUs after the plan (J,).
@@ -60,6 +61,7 @@ class RoundResult:
 
     plan: Plan
     snapshot: Snapshot
+    order: IntArray
     sizes: Sizes
     grants: Grants
     why: IntArray
@@ -104,9 +106,10 @@ def run_round(
         return replaced(beliefs) if policy.declares(socket, "asks_run_times") else withheld
 
     if reasons_before is None:
-        memory, sizes, placed, loaders = _regular(hides, policy, beliefs_for)
+        memory, order, sizes, placed, loaders = _regular(hides, policy, beliefs_for)
     else:
-        memory, (sizes, placed), loaders = {}, as_held(hides.view, reasons_before), hides.view.jobs.loaders_now
+        memory, order, loaders = {}, EMPTY, hides.view.jobs.loaders_now
+        sizes, placed = as_held(hides.view, reasons_before)
     sizes, placed, loaders = hides.sizes(sizes), hides.grants(placed), hides.column(loaders)
     if hides.any and reasons_before is None:
         placed = spared(snapshot, beliefs.joins, placed, hides.padding)
@@ -139,18 +142,19 @@ def run_round(
         raise PlanError(f"policy {policy.name!r}: {error}" + (f"; see {lines}" if lines else "")) from error
     why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
     return RoundResult(
-        plan=plan, snapshot=snapshot, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory,
+        plan=plan, snapshot=snapshot, order=order, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory,
         only_fills=reasons_before is not None,
     )
 
 
 def _regular(
     hides: Hidden, policy: Policy, beliefs_for: Callable[[str], Beliefs]
-) -> tuple[dict[str, IntArray], Sizes, Grants, IntArray]:
+) -> tuple[dict[str, IntArray], IntArray, Sizes, Grants, IntArray]:
     """Ask for the decisions about all jobs that are not hidden.
 
     Returns:
-        What parts remember (of all jobs), sizes, grants, and loader workers (V,), 0 if there is nobody to hide.
+        What parts remember (of all jobs), the order in rows of all jobs, sizes, grants, and loader workers (V,), 0 if
+        there is nobody to hide.
     """
     snapshot, memory = hides.view, dict[str, IntArray]()
     size = len(snapshot.jobs)
@@ -176,7 +180,8 @@ def _regular(
         with asking(policy, "feed", sees["feed"]) as seen:
             loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(placed)), size)
             check_loaders(loaders, snapshot)
-    return {socket: hides.column(stored) for socket, stored in memory.items()}, sizes, placed, loaders
+    memory = {socket: hides.column(stored) for socket, stored in memory.items()}
+    return memory, hides.rows[order], sizes, placed, loaders
 
 
 def _remembered(

@@ -29,7 +29,16 @@ from brim.policies.size.as_asked import AsAsked
 from brim.policies.sockets import Policy
 from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 from brim.testing.purity import outside_reads
-from brim.testing.text import describe, describe_trace, name_of, show, show_action
+from brim.testing.text import (
+    describe,
+    describe_trace,
+    name_of,
+    show,
+    show_action,
+    show_memory,
+    show_order,
+    show_reasons,
+)
 from brim.units import counted
 
 OVER_GRANT: Final = "no GPU over-granted"
@@ -224,24 +233,20 @@ def check_pure(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: D
         again = asked_again.result
         if read:
             raise PolicyViolation(PURE, f"it reads {read}", describe(snapshot))
-        if not same_result(again, decision.result):
-            raise PolicyViolation(
-                PURE, f"called twice, it decided {show(decision.result)} and then {show(again)}", describe(snapshot)
-            )
+        if differs := difference(decision.result, again):
+            verb, first, then = differs
+            raise PolicyViolation(PURE, f"called twice, it {verb} {first} and then {then}", describe(snapshot))
 
 
 def check_order_free(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: Decision) -> None:
     """Renumbering the same jobs and users, or listing the grants in another order, changes nothing."""
     for words, other, other_beliefs in relabelled(snapshot, beliefs):
         again = decide(other, other_beliefs, policy)
-        new = {int(job): row for row, job in enumerate(other.jobs.id.tolist())}
-        if _by_row(again.result, new) != _by_row(
-            decision.result, {int(job): row for row, job in enumerate(snapshot.jobs.id.tolist())}
-        ):
-            raise PolicyViolation(
-                ORDER_FREE,
-                f"it decided {show(decision.result)}; with {words} it decided {show(again.result)}", describe(snapshot),
-            )
+        if differs := difference(decision.result, again.result, ordered=False):
+            check_pure(snapshot, beliefs, policy, decision)  # the other representation may have nothing to do with it
+            verb, first, then = differs
+            said = f"it {verb} {first}; with {words} it {verb} {then}"
+            raise PolicyViolation(ORDER_FREE, said, describe(snapshot))
 
 
 def check_work_conserving(snapshot: Snapshot, policy: Policy, decision: Decision) -> None:
@@ -435,14 +440,38 @@ def permuted(trace: Trace, seed: int) -> dict[str, Any]:
     }
 
 
-def same_result(one: RoundResult, other: RoundResult) -> bool:
-    """Whether two rounds decided the same, to the byte."""
-    memory = one.memory.keys() == other.memory.keys() and all(
-        np.array_equal(one.memory[socket], other.memory[socket]) for socket in one.memory
-    )
-    return memory and one.plan == other.plan and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("job", "why", "blocker")
-    )
+def difference(one: RoundResult, other: RoundResult, *, ordered: bool = True) -> tuple[str, str, str] | None:
+    """In what two rounds differ, in rows instead of ids: a verb, and what each of them did; None if in nothing.
+
+    Unless ``ordered``, the orders of the jobs, of starts and of preemptions do not count.
+    """
+    if _actions(one, ordered) != _actions(other, ordered):
+        return "decided", show(one), show(other)
+    if ordered and not np.array_equal(one.order, other.order):
+        return "put the jobs in the order", show_order(one), show_order(other)
+    if show_memory(one) != show_memory(other):
+        return "remembered", show_memory(one), show_memory(other)
+    if _reasons(one) != _reasons(other):
+        return "gave the reasons", show_reasons(one), show_reasons(other)
+    return None
+
+
+def _actions(result: RoundResult, ordered: bool) -> object:
+    row_of = _rows(result)
+    actions = [
+        (type(action).__name__, row_of[action.job], setting_in(action), getattr(action, "analyse", False))
+        for action in result.plan
+    ]
+    return actions if ordered else frozenset(actions)
+
+
+def _reasons(result: RoundResult) -> object:
+    row_of = _rows(result)
+    return result.why.tolist(), [row_of.get(job, -1) for job in result.blocker.tolist()]
+
+
+def _rows(result: RoundResult) -> dict[int, int]:
+    return {job: row for row, job in enumerate(result.job.tolist())}
 
 
 def _spread(run_times: RunTimes, ids: IntArray) -> RunTimes:
@@ -452,17 +481,6 @@ def _spread(run_times: RunTimes, ids: IntArray) -> RunTimes:
     table = np.zeros(int(ids.max(initial=0)) + 1, dtype=np.int64)
     table[7::3] = run_times.run_ms[: len(table[7::3])]
     return TrueRunTimes(table)
-
-
-def _by_row(result: RoundResult, row_of: dict[int, int]) -> tuple[object, ...]:
-    """A round's result in rows instead of ids; the order of starts and of preemptions does not count."""
-    actions = frozenset(
-        (type(action).__name__, row_of[action.job], setting_in(action), getattr(action, "analyse", False))
-        for action in result.plan
-    )
-    memo = tuple((socket, str(memory.tolist())) for socket, memory in sorted(result.memory.items()))
-    blockers = tuple(row_of.get(int(job), -1) for job in result.blocker)
-    return actions, tuple(result.why.tolist()), blockers, memo
 
 
 def _bytes_of(value: object) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from brim.core.actions import Action, setting_in
 from brim.core.lifecycle import Phase
+from brim.core.reasons import Why
 from brim.core.replay import Replay
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE, Trace
@@ -24,6 +25,24 @@ def show_action(action: Action) -> str:
         said += f" on {', '.join(f'{rank.node}.{rank.gpu}' for rank in setting.ranks)}"
         said += f" with batch {setting.batch}" if setting.batch != NONE else ""
     return said
+
+
+def show_order(result: RoundResult) -> str:
+    """List the jobs of a round, first served first."""
+    return ", ".join(str(job) for job in result.job[result.order].tolist()) or "none"
+
+
+def show_memory(result: RoundResult) -> str:
+    """Describe what the parts remember."""
+    return "; ".join(f"{socket} {memory.tolist()}" for socket, memory in sorted(result.memory.items())) or "nothing new"
+
+
+def show_reasons(result: RoundResult) -> str:
+    """Describe why each job waits, and behind which job."""
+    return ", ".join(
+        f"job {job} {Why(why).name}" + (f" behind job {blocker}" if blocker != NONE else "")
+        for job, (why, blocker) in result.reasons.items()
+    )
 
 
 def describe(snapshot: Snapshot) -> str:
