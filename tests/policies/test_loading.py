@@ -155,6 +155,20 @@ def test_a_package_that_cannot_be_used_ends_a_command_as_a_file_does(folder):
     assert done.stderr == f"brim: error: policy broken of plug, {folder}/plug/broken.py:1: RuntimeError: own\n"
 
 
+def test_a_check_finds_state_that_the_module_of_a_package_keeps(folder):
+    install(folder, keeps=(
+        f"{MADE}import numpy as np\nfrom brim.policies.order.arrival import Arrival\nFIRST = {{}}\n"
+        "class Mine(Arrival):\n    def __call__(self, snapshot, beliefs):\n        jobs = snapshot.jobs\n"
+        "        key = [FIRST.setdefault(*one) for one in zip(jobs.id, jobs.gpus * snapshot.now_ms)]\n"
+        "        return np.lexsort((key, ~jobs.holds))\n"
+        "policy = replace(PRESETS['sjf'], name='mine', order=Mine())\n"
+    ))
+    done = brim("policy", "check", "keeps", "--examples", 10, cwd=folder)
+    assert done.returncode == 1
+    first = done.stderr.splitlines()[0]
+    assert first.startswith(f"brim: error: {folder}/plug/keeps.py:7 (order): breaks the rule 'keeps nothing between re")
+
+
 # -- files ---------------------------------------------------------------------------------------------------------
 
 

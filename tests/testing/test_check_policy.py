@@ -21,12 +21,13 @@ from brim.core.tables import Grants
 from brim.errors import ConfigError
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.parts import Consolidate
-from brim.policies.presets import PRESETS
+from brim.policies.presets import PRESETS, find_policy
 from brim.policies.sockets import Policy, Sizes
 from brim.sim.overheads import Overheads
 from brim.testing import PolicyViolation, check_policy, conformance, job, small_trace, snapshot_of
 from brim.testing.conformance import BudgetSpentError, check_replays
 from brim.testing.rules import (
+    AFRESH,
     ENDS,
     GANG,
     ORDER_FREE,
@@ -322,6 +323,71 @@ def test_reasons_that_depend_on_the_numbers_of_users_are_shown():
     )
     first, _, then = caught.value.what.partition("; ")
     assert first.removeprefix("it ") not in then
+
+
+KEPT = """from dataclasses import dataclass, replace
+import numpy as np
+from brim.policies.presets import PRESETS, find_policy
+FIRST, CALLS = {}, []
+
+@dataclass(frozen=True)
+class Mine:
+    def __call__(self, snapshot, beliefs):
+        jobs = snapshot.jobs
+        CALLS.append(1)
+        return np.lexsort((%s, ~jobs.holds))
+
+policy = replace(PRESETS["sjf"], name="mine", order=Mine())
+"""
+"""A policy file with state of its module; what is missing is its sort key."""
+FIRST_SEEN = "[FIRST.setdefault(job, snapshot.now_ms * gpus) for job, gpus in zip(jobs.id, jobs.gpus)]"
+
+
+@pytest.mark.usefixtures("any_counterexample")
+@pytest.mark.parametrize("key", [FIRST_SEEN, "jobs.gpus * (1 if len(CALLS) > 200 else -1)"])
+def test_state_that_a_module_keeps_is_found_by_loading_it_anew(tmp_path, key):
+    path = tmp_path / "mine.py"
+    path.write_text(KEPT % key)
+    check_policy(find_policy(str(path)), examples=5)  # it is pure and replays alike in one process
+    with pytest.raises(PolicyViolation) as caught:
+        check_policy(find_policy(str(path)), examples=25, load=lambda: find_policy(str(path)))
+    assert caught.value.rule == AFRESH
+    assert re.fullmatch(
+        r"after other rounds it put the jobs in the order [\d, ]+; loaded anew, it put the jobs in the order [\d, ]+",
+        caught.value.what,
+    )
+    assert caught.value.where == f"{path}:8 (order)"
+
+
+def test_a_file_is_loaded_a_few_times_in_a_check_and_may_draw_with_a_seed(tmp_path):
+    path, loads = tmp_path / "mine.py", []
+    path.write_text(KEPT % "jobs.gpus * np.random.default_rng(7).random()")
+
+    def load():
+        loads.append(1)
+        return find_policy(str(path))
+
+    check_policy(load(), examples=20, load=load)
+    assert 1 < len(loads) <= 1 + conformance.LOADS
+
+
+@pytest.mark.parametrize("socket", ["order", "size", "place", "feed", "fill"])
+def test_a_part_that_replaces_what_it_was_given_is_caught(socket):
+    """Each part is given a copy, so that no other part notices."""
+    base, at = getattr(SKIP, socket), {"order": 1, "size": 1, "feed": 1}.get(socket, -1)
+    name = {"place": "gpus", "fill": "node"}.get(socket, "restart_ms")
+    kind = {"place": "Sizes", "fill": "Grants"}.get(socket, "Beliefs")
+
+    class Writes(type(base)):
+        def __call__(self, *given):
+            answer = super().__call__(*given)
+            object.__setattr__(given[at], name, 1.0)
+            return answer
+
+    with pytest.raises(PolicyViolation) as caught:
+        check_decision(snapshot_of("1x1xT4", job(), now=5), replace(SKIP, **{socket: Writes()}))
+    assert caught.value.rule == PURE
+    assert f"{socket}: it replaced {name} of {kind}, which parts may only read" in str(caught.value)
 
 
 def test_a_check_that_would_take_for_ever_ends_and_says_so(monkeypatch):

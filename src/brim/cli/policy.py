@@ -139,7 +139,7 @@ def check(
     wanted = output_of(output, as_json)
     with payload() as out:
         policy = find_policy(file)
-        check_policy(policy, examples=examples, seed=seed)
+        check_policy(policy, examples=examples, seed=seed, load=lambda: find_policy(file, afresh=True))
         if wanted == "json":
             found = {"schema": 1, "policy": policy.name, "examples": examples, "keeps_the_rules": True}
             print(json.dumps(found), file=out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ CaseT = TypeVar("CaseT")
 
 BUDGET_CPU_S: Final = 600
 """CPU time limit of a whole check: 10 minutes, ours. It does not end a part that never returns."""
+LOADS: Final = 10
+"""Situations in which a policy that is loaded anew is compared: a file may take a second to load. Ours."""
 _PATIENCE: Final = 10
 """A policy may take this many times the serial time of a trace, restarts included, to finish it."""
 _ROUNDS_PER_JOB: Final = 60
@@ -63,9 +65,9 @@ def _pointing_at_its_parts(check: Callable[..., None]) -> Callable[..., None]:
     """Add the lines of the policy's own parts to a violation: one of them breaks the rule."""
 
     @functools.wraps(check)
-    def pointing(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
+    def pointing(policy: Policy, **options: Any) -> None:
         try:
-            check(policy, examples=examples, seed=seed)
+            check(policy, **options)
         except PolicyViolation as found:
             raise PolicyViolation(found.rule, found.what, found.case, own_lines(policy)) from found.__cause__
 
@@ -73,13 +75,16 @@ def _pointing_at_its_parts(check: Callable[..., None]) -> Callable[..., None]:
 
 
 @_pointing_at_its_parts
-def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
+def check_policy(
+    policy: Policy, *, examples: int = 100, seed: int = 0, load: Callable[[], Policy] | None = None
+) -> None:
     """Run the rules of ``rules.RULES`` on random snapshots and short replays.
 
     Args:
         policy: The policy to check.
         examples: Number of random snapshots, and of random replays.
         seed: The same seed tries the same situations.
+        load: Loads the policy anew, to find what its file or module keeps between replays; None not to look for that.
 
     Raises:
         PolicyViolation: with the rule's name and a description of the smallest situation found that breaks it.
@@ -116,6 +121,9 @@ def check_policy(policy: Policy, *, examples: int = 100, seed: int = 0) -> None:
             )
         )
         search.run(lambda case: check_elastic_replays(policy, *case, budget=search), toys)
+    if load is not None:
+        telling = snapshots.filter(lambda snapshot: bool(snapshot.jobs.waits.sum() > 1))
+        search.run(lambda snapshot: rules.check_afresh(snapshot, policy, load), telling, most=LOADS)
 
 
 def check_elastic_replays(
@@ -219,16 +227,17 @@ class _Search:
         if time.process_time() > self._until_s:
             raise _SpentError
 
-    def run(self, check: Callable[[CaseT], None], cases: SearchStrategy[CaseT]) -> None:
-        """Try random cases, and raise the violation of the smallest case that fails."""
+    def run(self, check: Callable[[CaseT], None], cases: SearchStrategy[CaseT], most: int | None = None) -> None:
+        """Try random cases, at most ``most``, and raise the violation of the smallest case that fails."""
         import hypothesis  # noqa: PLC0415
 
         explain = hypothesis.Phase.explain  # traces every line, for notes that are not shown: half of a search or more
 
         @hypothesis.seed(self._seed)
         @hypothesis.settings(
-            max_examples=self._examples, deadline=None, database=None, verbosity=hypothesis.Verbosity.quiet,
-            report_multiple_bugs=False, print_blob=False, suppress_health_check=list(hypothesis.HealthCheck),
+            max_examples=min(self._examples, most or self._examples), deadline=None, database=None,
+            verbosity=hypothesis.Verbosity.quiet, report_multiple_bugs=False, print_blob=False,
+            suppress_health_check=list(hypothesis.HealthCheck),
             phases=[phase for phase in hypothesis.settings().phases if phase is not explain],
         )
         @hypothesis.given(cases)

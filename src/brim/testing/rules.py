@@ -26,7 +26,7 @@ from brim.engine.answers import own_grants
 from brim.engine.round import RoundResult, run_round
 from brim.errors import BrimError, PlanError
 from brim.policies.size.as_asked import AsAsked
-from brim.policies.sockets import Policy
+from brim.policies.sockets import SOCKETS, Policy
 from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 from brim.testing.purity import outside_reads
 from brim.testing.text import (
@@ -54,9 +54,10 @@ BATCH: Final = "batch in its range"
 FOR_NOTHING: Final = "a resize or tuning changes something"
 WAITS: Final = "only waiting jobs are rejected"
 ONE_PLACE: Final = "a job is in one place at a time"
+AFRESH: Final = "keeps nothing between replays"
 RULES: Final = (
     SOUND, OVER_GRANT, GANG, STAYS, BATCH, FOR_NOTHING, WAITS, PURE, ORDER_FREE, WORK_CONSERVING, ENDS, SAME_SEED,
-    ONE_PLACE,
+    ONE_PLACE, AFRESH,
 )
 
 
@@ -133,7 +134,7 @@ def decide(snapshot: Snapshot, beliefs: Beliefs, policy: Policy) -> Decision:
 def rule_of(error: PlanError) -> str:
     """The rule that a policy breaks when its plan is refused with this error."""
     said = str(error)
-    if "read-only" in said or "WRITEABLE" in said or "replaced a column of the snapshot" in said:
+    if "read-only" in said or "WRITEABLE" in said or "which parts may only read" in said:
         return PURE
     return STAYS if "parts declares this" in said else SOUND
 
@@ -238,6 +239,17 @@ def check_pure(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: D
             raise PolicyViolation(PURE, f"called twice, it {verb} {first} and then {then}", describe(snapshot))
 
 
+def check_afresh(snapshot: Snapshot, policy: Policy, load: Callable[[], Policy]) -> None:
+    """Loaded anew, the policy decides as it does after all that it was asked before."""
+    fresh = load()
+    decision = decide(snapshot, beliefs_of(snapshot, policy), policy)
+    if differs := difference(decision.result, decide(snapshot, beliefs_of(snapshot, fresh), fresh).result):
+        verb, now, first = differs
+        raise PolicyViolation(
+            AFRESH, f"after other rounds it {verb} {now}; loaded anew, it {verb} {first}", describe(snapshot)
+        )
+
+
 def check_order_free(snapshot: Snapshot, beliefs: Beliefs, policy: Policy, decision: Decision) -> None:
     """Renumbering the same jobs and users, or listing the grants in another order, changes nothing."""
     for words, other, other_beliefs in relabelled(snapshot, beliefs):
@@ -324,12 +336,15 @@ def check_one_place(replay: Replay) -> None:
 # -- watching and relabelling -------------------------------------------------------------------------------------
 
 
+Note = Callable[[Snapshot, Grants], None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A place or fill part that passes a copy of its grants to ``note`` before it returns them."""
+    """A part that may not change its arguments, and passes a copy of its grants to ``note`` before it returns them."""
 
     part: Any
-    note: Callable[[Snapshot, Grants], None]
+    note: Note | None
 
     @property
     def __wrapped__(self) -> Any:
@@ -342,21 +357,30 @@ class _Watched:
             raise AttributeError(name)
         return getattr(self.part, name)
 
-    def __call__(self, *given: Any) -> Grants:
-        """See ``Place`` and ``Fill``."""
-        wanted: Grants = self.part(*given)
-        self.note(given[0], own_grants(wanted, len(given[0].jobs)))
-        return wanted
+    def __call__(self, *given: Any) -> Any:
+        """See ``brim.policies.sockets``."""
+        snapshot, *others = given  # a round itself looks after the snapshot
+        before = [_attributes(other) for other in others]
+        answer = self.part(*given)
+        for other, had in zip(others, before, strict=True):
+            for name, value in _attributes(other).items():
+                if value is not had[name]:
+                    raise PlanError(f"it replaced {name} of {type(other).__name__}, which parts may only read")
+        if self.note is not None:
+            self.note(snapshot, own_grants(answer, len(snapshot.jobs)))
+        return answer
 
 
-Note = Callable[[Snapshot, Grants], None]
+def _attributes(table: object) -> dict[str, Any]:
+    """The attributes of a dataclass; none for an array."""
+    return {one.name: getattr(table, one.name, None) for one in fields(table)} if is_dataclass(table) else {}
 
 
 def watched(policy: Policy, note: Note, placed: Note | None = None) -> Policy:
     """Return the policy with ``note`` called on snapshot and grants of each round, ``placed`` on those of Place."""
-    place: Any = policy.place if placed is None else _Watched(policy.place, placed)
-    fill: Any = _Watched(policy.fill, note)
-    return replace(policy, place=place, fill=fill)
+    notes = {"place": placed, "fill": note}
+    parts: Any = {socket: _Watched(getattr(policy, socket), notes.get(socket)) for socket in SOCKETS}
+    return replace(policy, **parts)
 
 
 def relabelled(snapshot: Snapshot, beliefs: Beliefs) -> Iterator[tuple[str, Snapshot, Beliefs]]:
