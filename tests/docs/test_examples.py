@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 from typer.testing import CliRunner
 
+from brim import traces
 from brim.cli.main import app
 from brim.core.cluster import parse_cluster
 from brim.policies.presets import find_policy
@@ -48,6 +51,24 @@ def test_the_policy_serves_least_work_first_and_then_the_patient():
     )
     finish = (replay(late, parse_cluster("1x1xT4"), policy).finish_ms / 1000).tolist()
     assert finish == [25 * hour, 25 * hour + 10, 25 * hour + 20]
+
+
+def test_the_replay_of_elastic_jobs_in_the_document_is_that_of_the_command_line(tmp_path, monkeypatch, capsys):
+    document = (ROOT / "docs/how-to-write-a-policy.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", document, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(EXAMPLES / "my_policy.py", tmp_path)
+    cluster = parse_cluster("2x8xV100")
+    traces.write(traces.synthesize("philly", jobs=40, seed=1, cluster=cluster, load=0.9), tmp_path / "jobs.csv")
+    exec(code, {})
+    said = dict(re.findall(r"^([\w-]+): mean JCT (\d+) s$", capsys.readouterr().out, re.M))
+    command = ["sim", "compare", "jobs.csv", "-c", "2x8xV100", "-p", "backfill,elastic,my_policy.py", "--json"]
+    ran = CliRunner().invoke(app, [*command, "--truth", "parametric", "--elastic-share", "0.5"])
+    assert ran.exit_code == 0, ran.output
+    rows = json.loads(ran.stdout)["results"]
+    assert said == {row["policy"]: f"{row['jct_mean_s']:.0f}" for row in rows}
+    assert len(said) == 3
+    assert any(row["resizes"] for row in rows)
 
 
 LOOP_AROUND = """
