@@ -32,7 +32,7 @@ _Name = Annotated[
 
 @app.command("list", cls=UnconvertedCommand)
 def list_policies(output: OutputOption = "table", as_json: JsonOption = False) -> None:
-    """List the presets, the policies of installed packages, and the parts from which a policy is made."""
+    """List presets, policies of packages, and the parts to combine."""
     wanted, found = output_of(output, as_json), {**listing(), "installed": _installed()}
     if wanted == "json":
         print(json.dumps({"schema": 1, **found}, indent=2))
