@@ -149,6 +149,14 @@ def test_jobs_of_replays_that_differ_in_number_are_told_as_a_range():
     assert "elastic" not in text
 
 
+def test_failed_jobs_of_several_seeds_are_said_to_be_of_all(replays):
+    failed = [
+        dataclasses.replace(one, metrics=dataclasses.replace(one.metrics, failed=2)) for one in summarise(replays[:3])
+    ]
+    assert "\nFailed jobs of all seeds, left out of every mean: fifo 6.\n" in printed(comparison(failed), width=500)
+    assert "\nFailed jobs, left out of every mean: fifo 2.\n" in printed(comparison(failed[:1]), width=500)
+
+
 def test_a_narrow_terminal_gets_fewer_columns_not_cut_figures(replays):
     text = printed(comparison(summarise(replays)), width=80)
     headings = next(line for line in text.splitlines() if line.startswith("policy"))

@@ -251,7 +251,8 @@ def _notes(rows: dict[str, list[Summary]], record: RecordedMetrics | NoRecord | 
     failed = {policy: sum(s.metrics.failed for s in group) for policy, group in rows.items()}
     if any(failed.values()):
         counts = ", ".join(f"{policy} {count}" for policy, count in failed.items() if count)
-        lines.append(f"Failed jobs, left out of every mean: {counts}.")
+        of_all = " of all seeds" if seeds > 1 else ""
+        lines.append(f"Failed jobs{of_all}, left out of every mean: {counts}.")
     if any(s.metrics.rejected for s in every):
         lines.append("Rejected jobs are left out of every mean: compare only policies that reject the same ones.")
     if any(s.metrics.unmeasured for s in every):
