@@ -65,6 +65,12 @@ def test_a_number_of_a_yaml_file(tmp_path, number):
     refused("found a (value that cannot be read|number of 6021 digits), expected", read_jobfile, file)
 
 
+def test_a_number_of_a_yaml_file_that_is_short_enough_to_be_shown_is(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(f"run: ls\nresources: {{gpu: {10**18}}}\n")
+    refused(f"found {10**18}, expected a number of at most 18 digits, or a text in quotes$", read_jobfile, file)
+
+
 @pytest.mark.parametrize("word", [LONG, f"1-{LONG}", f"{LONG}-1", f"{LONG}_3"])
 def test_the_id_of_a_job(word):
     refused("^found '9{56}\\.\\.\\., expected an id from 1 to", find_ids, None, [word])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from brim.agent.protocol import ENDED, FOREIGN, RUNNING, DeviceSeen
@@ -19,8 +17,8 @@ from brim.live.inputs import Cancel, Device
 from brim.live.requests import NONE
 from brim.live.situation import situation_of
 from brim.policies.presets import find_policy
-from brim.policies.sockets import Sizes
 from tests.live.controller.desk import Desk, trains
+from tests.live.in_parts import InParts
 
 MIN = 60_000
 LEFT = "job 1 of u1, which has run for 10.0 min, at most 50.0 min more"
@@ -66,22 +64,11 @@ def test_the_mildest_number_of_gpus_that_helps_is_told():
     assert told(why(desk, 2))[0] == ("gpus", "cancel it and submit it again -g 5"), "fifo gives what was asked"
 
 
-@dataclass(frozen=True)
-class InParts:
-    """As many of two devices for each job as for every other, as far as its limits allow."""
-
-    resizes_running: ClassVar[bool] = True
-
-    def __call__(self, snapshot, beliefs, order):
-        jobs = snapshot.jobs
-        return Sizes(gpus=np.clip(2 // max(len(jobs), 1), jobs.gpus_min, jobs.gpus_max))
-
-
 @pytest.mark.parametrize(("asked", "said"), [
     ({"gpus_min": 2, "gpus_max": 4}, "-g 1-4"), ({"sizes": (2, 4)}, "-g 1,2,4"),
 ])  # fmt: skip
 def test_a_policy_that_resizes_is_told_a_smaller_least_size(asked, said):
-    desk = Desk(replace(find_policy("fifo"), name="equal", size=InParts()), devices=2)
+    desk = Desk(replace(find_policy("fifo"), name="equal", size=InParts(2)), devices=2)
     desk.submit(gpus=1)
     desk.saw(1, RUNNING)
     desk.submit(gpus=2, ranks="per-gpu", **asked)

@@ -119,7 +119,7 @@ class Client:
 
     def dry_run(self, requests: Sequence[JobRequest]) -> dict[str, Any]:
         """Return what would happen to jobs if they were submitted now: ``devices``, ``preempts`` and ``text``."""
-        return self._ask("POST", "/v1/dry-run", _body(requests), timeout_s=SIMULATED_S)
+        return self._ask("POST", "/v1/dry-run", _body(requests), simulates=True)
 
     def jobs(
         self, state: Literal["active", "ended", "all"] = "active", *, user: str = "", limit: int = sys.maxsize,
@@ -152,12 +152,12 @@ class Client:
     def explain(self, job: int, *, changes: bool = True) -> dict[str, Any]:
         """Return why a job waits: ``text``, ``blockers``, ``remedies`` and ``tried``; without changes, one sentence."""
         target = f"/v1/jobs/{job}/explain?changes={str(changes).lower()}"
-        return self._ask("GET", target, timeout_s=SIMULATED_S)
+        return self._ask("GET", target, simulates=True)
 
     def eta(self, jobs: Sequence[int] = ()) -> dict[str, Any]:
         """Return ``forecasts`` of jobs, of all of this user's if none is named, and ``hits`` of earlier ones."""
         named = "&".join(f"job={job}" for job in jobs)
-        return self._ask("GET", f"/v1/eta?{named}" if named else "/v1/eta", timeout_s=SIMULATED_S)
+        return self._ask("GET", f"/v1/eta?{named}" if named else "/v1/eta", simulates=True)
 
     def new_token(self, label: str, days: int) -> dict[str, Any]:
         """Make a token for TCP; ``secret`` is shown this once."""
@@ -207,11 +207,15 @@ class Client:
 
     def _ask(
         self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None,
-        timeout_s: float = TIMEOUT_S,
+        *, simulates: bool = False,
     ) -> Any:
-        """Return the answer to a request, which is made again while the controller is absent or busy."""
+        """Return the answer to a request, which is made again while the controller is absent or busy.
+
+        One for which it ``simulates`` the queue is not made again because the answer took too long.
+        """
         self.may_have_arrived = False
-        lasting = (FileNotFoundError, PermissionError, *([TimeoutError] if timeout_s == SIMULATED_S else []))
+        timeout_s = SIMULATED_S if simulates else TIMEOUT_S
+        lasting = (FileNotFoundError, PermissionError, *([TimeoutError] if simulates else []))
         for pause_s in (*PAUSES_S, None):
             try:
                 return self._once(method, target, body, headers or {}, timeout_s)

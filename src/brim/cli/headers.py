@@ -272,7 +272,7 @@ def _one(name: str, value: str, theirs: Mapping[str, str]) -> dict[str, Any] | N
     if name in ("ntasks", "ntasks-per-node"):
         return {} if int(value) == 1 else None
     if name == "ntasks-per-gpu":
-        return {"gpus": _gpus(theirs)} if int(value) and "ntasks" in theirs and not _names_gpus(theirs) else None
+        return {"gpus": _gpus(theirs)} if int(value) and "ntasks" in theirs and not _named_gpus(theirs) else None
     if name == "gres" and not _gpus_of_gres(value):
         return None
     if name == "export" and "=" not in value:
@@ -325,7 +325,16 @@ def _checked_gpus(theirs: Mapping[str, str]) -> str:
 
 
 def _gpus(theirs: Mapping[str, str]) -> str:
-    """GPUs as ``--gpus`` takes them, from whichever of Slurm's options names them."""
+    """GPUs as ``--gpus`` takes them: those that are named, else as many as the tasks imply, else one."""
+    if text := _named_gpus(theirs):
+        return text
+    if "ntasks" in theirs and "ntasks-per-gpu" in theirs:
+        return str(math.ceil(_number(theirs, "ntasks") / _number(theirs, "ntasks-per-gpu")))
+    return "1"
+
+
+def _named_gpus(theirs: Mapping[str, str]) -> str:
+    """GPUs as ``--gpus`` takes them, from whichever of Slurm's options names them; empty if none does."""
     if text := theirs.get("gpus"):
         return text
     text = theirs.get("gpus-per-node") or ""
@@ -335,15 +344,7 @@ def _gpus(theirs: Mapping[str, str]) -> str:
         return _times(text, _nodes(theirs))
     if text := theirs.get("gpus-per-task"):
         return _times(text, _tasks(theirs))
-    if "ntasks" in theirs and "ntasks-per-gpu" in theirs:
-        return str(math.ceil(_number(theirs, "ntasks") / _number(theirs, "ntasks-per-gpu")))
-    return "1"
-
-
-def _names_gpus(theirs: Mapping[str, str]) -> bool:
-    return any(theirs.get(name) for name in ("gpus", "gpus-per-node", "gpus-per-task")) or bool(
-        _gpus_of_gres(theirs.get("gres", ""))
-    )
+    return ""
 
 
 def _times(gpus: str, count: int) -> str:

@@ -68,7 +68,8 @@ def read_jobfile(path: Path) -> JobFile:
             raise ConfigError(f"{path}: found the field {shown(field)}, expected one of {', '.join(_FIELDS)}")
         for leaf in _leaves(value):
             if isinstance(leaf, int) and abs(leaf) > WHOLE_MAX:
-                raise ConfigError(f"{path}: {field}: found {shown(leaf)}, expected at most 18, or a text in quotes")
+                expected = "a number of at most 18 digits, or a text in quotes"
+                raise ConfigError(f"{path}: {field}: found {shown(leaf)}, expected {expected}")
             if "\0" in str(leaf):  # no word of a command, variable or path can have one
                 raise ConfigError(f"{path}: {field}: found {shown(leaf)}, expected no NUL in it")
         if isinstance(known, str):

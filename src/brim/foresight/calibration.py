@@ -105,8 +105,8 @@ class Calibration:
         errors = self._alone if last_ms - first_ms <= OFFSET_MS else self._all
         if errors is None:
             return None
-        middle, doubt = _root(np.array([expected_ms]))[0], _doubt(np.array([first_ms]), np.array([last_ms]))[0]
-        low, high = (max(middle + error * doubt, 0.0) ** (1.0 / ROOT) - OFFSET_MS for error in errors)
+        middle, scale = _root(np.array([expected_ms]))[0], _scale(np.array([first_ms]), np.array([last_ms]))[0]
+        low, high = (max(middle + error * scale, 0.0) ** (1.0 / ROOT) - OFFSET_MS for error in errors)
         return max(low, 0.0), max(high, 0.0)
 
 
@@ -114,7 +114,7 @@ def relative_error(
     wait_ms: FloatArray | IntArray, expected_ms: FloatArray | IntArray, first_ms: FloatArray | IntArray,
     last_ms: FloatArray | IntArray,
 ) -> FloatArray:
-    """Error of forecasts: by how much a wait was longer than expected, in roots, over what the continuations doubt.
+    """Error of forecasts: how much longer a wait was than expected, in roots, relative to a power of their spread.
 
     Args:
         wait_ms: The wait that came (F,).
@@ -122,7 +122,7 @@ def relative_error(
         first_ms: The shortest wait in any of them (F,).
         last_ms: The longest (F,).
     """
-    return (_root(wait_ms) - _root(expected_ms)) / _doubt(first_ms, last_ms)
+    return (_root(wait_ms) - _root(expected_ms)) / _scale(first_ms, last_ms)
 
 
 def _root(wait_ms: FloatArray | IntArray) -> FloatArray:
@@ -130,7 +130,8 @@ def _root(wait_ms: FloatArray | IntArray) -> FloatArray:
     return found
 
 
-def _doubt(first_ms: FloatArray | IntArray, last_ms: FloatArray | IntArray) -> FloatArray:
+def _scale(first_ms: FloatArray | IntArray, last_ms: FloatArray | IntArray) -> FloatArray:
+    """What errors are relative to: a power of the spread of the continuations."""
     found: FloatArray = np.maximum(_root(last_ms) - _root(first_ms), SPREAD_MIN) ** SPREAD_POWER
     return found
 

@@ -231,7 +231,7 @@ class Controller:
 
     @property
     def _horizon_ms(self) -> int:
-        """Earliest time of an event: after the last round, and not before the last event, nor before a restart."""
+        """Earliest time of an event: not before the last one or the restart, and after the last round was decided."""
         after_ms = 0 if self._round_ms is None else self._round_ms + 1
         return max(self.scheduler.horizon_ms, after_ms, self._earliest_ms)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
-
-import numpy as np
+from dataclasses import replace
 
 from brim.agent.protocol import VERSION, AgentHello, AttemptProgress, AttemptSeen
 from brim.core.cluster import parse_cluster
@@ -15,7 +12,8 @@ from brim.live.invariants import check_controller
 from brim.live.records import AttemptRecord, JobRecord
 from brim.live.slowdowns import settled_ms
 from brim.policies.presets import find_policy
-from brim.policies.sockets import Policy, Sizes
+from brim.policies.sockets import Policy
+from tests.live.in_parts import InParts
 from tests.live.virtual import request
 
 FIFO = find_policy("fifo")
@@ -88,18 +86,7 @@ def kinds(orders: list) -> list[type]:
     return [type(order) for order in orders]
 
 
-@dataclass(frozen=True)
-class InEqualParts:
-    """As many of four devices for each job as for every other, as far as its limits allow."""
-
-    resizes_running: ClassVar[bool] = True
-
-    def __call__(self, snapshot, beliefs, order):
-        jobs = snapshot.jobs
-        return Sizes(gpus=np.clip(4 // max(len(jobs), 1), jobs.gpus_min, jobs.gpus_max))
-
-
-EQUAL = replace(find_policy("elastic"), name="equal", size=InEqualParts(), gap_ms=0, period_ms=0)
+EQUAL = replace(find_policy("elastic"), name="equal", size=InParts(4), gap_ms=0, period_ms=0)
 
 
 def trains(desk: Desk, job: int, step_s: float, later_ms: int = SETTLED_MS, batch: int = 8) -> list:
