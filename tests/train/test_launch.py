@@ -187,7 +187,8 @@ def test_a_stop_before_anybody_has_connected_is_heard(tmp_path, launched):
 
 
 def test_who_comes_when_a_job_is_through_does_not_begin_it_anew(tmp_path, launched):
-    (tmp_path / "session.py").write_text(SESSION + "    time.sleep(1)\n")
+    stays = "    sys.stdout.flush()\n    while not os.path.exists('leave'):\n        time.sleep(0.02)\n"
+    (tmp_path / "session.py").write_text(SESSION + stays)
     gang = launched("--nproc", 1, tmp_path / "session.py", 1)
     (gang.folder / "slow").unlink()
     began = lambda rank: rank.get("step", 0) or rank["state"] == "joined"  # noqa: E731
@@ -196,6 +197,7 @@ def test_who_comes_when_a_job_is_through_does_not_begin_it_anew(tmp_path, launch
     while not gang.lines():
         time.sleep(0.01)
     assert send_request(str(gang.control), ResizeRequest(2)).ok
+    (gang.folder / "leave").touch()
     assert gang.process.wait(PATIENCE_S) == 0
     assert len(gang.lines()) == 1
     assert "the job is over; rank 1 stopped" in (gang.folder / "err").read_text()
