@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from brim.core.actions import Preempt, Resize, Start, Tune
@@ -26,19 +26,19 @@ from brim.testing.strategies import clusters, placed_jobs, snapshots
 from tests.policies.size.known import KnownSpeeds, KnownWork, beliefs, elastic, one_batch
 from tests.sampling import sample
 
-ROUNDS = {"pollux": 3, "brim-energy": 2, "brim-cost": 2}
+ROUNDS = {"pollux": 3, "brim-energy": 3, "brim-cost": 3}
 ELASTIC = [name for name, policy in PRESETS.items() if policy.size.resizes_running]
 ONE_OF_A_KIND = [*{type(PRESETS[name].size): name for name in reversed(ELASTIC)}.values()]
 
 
 def decided(snapshot, policy, known):
-    """The plan, and what the policy wanted."""
+    """The plan, what the policy wanted, and what its parts remember of it."""
     wanted = []
     result = run_round(snapshot, known, watched(policy, lambda _, grants: wanted.append(grants)))
-    return result.plan.actions, wanted[0]
+    return result.plan.actions, wanted[0], result.memory
 
 
-def carried_out(snapshot, actions, wanted):
+def carried_out(snapshot, actions, wanted, memory):
     """The snapshot a moment later: who started runs, who was preempted waits, nothing else happened."""
     jobs = snapshot.jobs
     changes = ("phase", "placements", "gpus_now", "share_now", "batch_now", "since_ms")
@@ -57,7 +57,8 @@ def carried_out(snapshot, actions, wanted):
         if isinstance(action, Preempt):
             columns["gpus_now"][row], columns["phase"][row] = 0, Phase.PENDING
     return replace(
-        snapshot, grants=wanted, jobs=replace(jobs, **{name: frozen(column) for name, column in columns.items()})
+        snapshot, grants=wanted, memory=replace(snapshot.memory, **memory),
+        jobs=replace(jobs, **{name: frozen(column) for name, column in columns.items()}),
     )
 
 
@@ -81,20 +82,38 @@ def cases(draw):
     return snapshot, replace(beliefs(), speeds=KnownSpeeds(speeds), work=KnownWork(left))
 
 
+def of_unknown_speed(cluster, *jobs):
+    """Jobs on a cluster, of whose speed nothing is known."""
+    known = replace(beliefs(), speeds=KnownSpeeds(((np.nan,) * 7,) * len(jobs)), work=KnownWork((1.0,) * len(jobs)))
+    return snapshot_of(cluster, *jobs, now=100), known
+
+
+GROWN = of_unknown_speed("2x4xT4", job(gpus=3), elastic(gpus=6, gpus_min=1, gpus_max=6, on=[(0, 0)], start=21))
+"""Service is counted for the size that a job had before."""
+TAKEN_OFF = of_unknown_speed(
+    "3x2xT4", job(gpus=3), job(gpus=2, gpu_util=100, gpu_mem=1_000),
+    elastic(gpus=3, gpus_min=2, gpus_max=3, on=[(0, 0), (0, 1), (1, 0)], start=21, gpu_util=100, gpu_mem=1_000),
+)
+"""The third job has more than its size; when it shares the GPUs of the second, there are three for the first."""
+
+
 @pytest.mark.parametrize(("name", "rounds"), [(name, ROUNDS.get(name, 1)) for name in ELASTIC])
 @settings(max_examples=sample(30, 10))
 @given(case=cases())
+@example(case=GROWN)
+@example(case=TAKEN_OFF)
 def test_a_plan_carried_out_leaves_nothing_to_do(name, rounds, case):
     """With pollux a start costs nothing, so that ties between who runs and who waits are settled one by one.
 
-    The part for sharing takes jobs off that have more GPUs than their size, and starts them anew in the next round; and
-    the size part counts a GPU for each job, so that it gives out a round later what is free because jobs share.
+    The part for sharing takes jobs off that have more GPUs than their size, and starts them in the next round, where
+    they may share; the size part counts a GPU for each job, so that what is free because they share is given out in the
+    third.
     """
     snapshot, known = case
     for _ in range(rounds):
-        actions, wanted = decided(snapshot, PRESETS[name], known)
+        actions, wanted, memory = decided(snapshot, PRESETS[name], known)
         check_grants(snapshot, wanted, resizes=True)
-        snapshot = carried_out(snapshot, actions, wanted)
+        snapshot = carried_out(snapshot, actions, wanted, memory)
     assert decided(snapshot, PRESETS[name], known)[0] == ()
 
 
@@ -103,9 +122,9 @@ def test_jobs_of_two_kinds_settle_within_a_round(name):
     snapshot = snapshot_of("2x4xT4", elastic(), one_batch(at=1), job(at=2, gpus=2), elastic(at=3), now=200)
     p = (0.02, 0.004, 0.03, 0.01, 0.1, 0.03, 1.5)
     known = beliefs(p, p, (np.nan,) * 7, p, left=[1e5] * 4)
-    actions, wanted = decided(snapshot, PRESETS[name], known)
-    assert any(isinstance(action, Start) for action in actions)
-    assert decided(carried_out(snapshot, actions, wanted), PRESETS[name], known)[0] == ()
+    plan = decided(snapshot, PRESETS[name], known)
+    assert any(isinstance(action, Start) for action in plan[0])
+    assert decided(carried_out(snapshot, *plan), PRESETS[name], known)[0] == ()
 
 
 @pytest.mark.parametrize("name", ELASTIC)
