@@ -248,12 +248,15 @@ def test_fixed_rounds_fall_on_whole_multiples_of_the_period():
         scheduler.decide(due_ms)
 
 
+ONE_OR_TWO = {"gpus": 1, "gpus_min": 1, "gpus_max": 2}
+
+
 def test_the_first_times_on_a_number_of_gpus_cause_a_round_where_jobs_change_in_place():
     policy = scripted(Line(at=0, has={0: (((0, 0),), -1)}), period_ms=60_000)
 
     def due_after(in_place, *gpus):
         scheduler = Scheduler(parse_cluster("1x2xT4"), policy, Beliefs(), users=("ann",), gap_ms=10, in_place=in_place)
-        scheduler.observe(Event(5, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=5, gpus=1)))
+        scheduler.observe(Event(5, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=5, **ONE_OR_TWO)))
         scheduler.decide(5)
         scheduler.observe(Event(5, Kind.STARTED, 0))
         for seen in gpus:
@@ -291,7 +294,7 @@ def test_a_policy_that_resizes_has_rounds_while_somebody_runs_and_nobody_waits()
     policy = scripted(Line(at=0, has={0: (((0, 0),), -1)}), period_ms=700)
     scheduler = Scheduler(parse_cluster("1x2xT4"), policy, Beliefs(), users=("ann",), gap_ms=0)
     assert scheduler.due_ms() is None
-    scheduler.observe(Event(5, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=5, gpus=1)))
+    scheduler.observe(Event(5, Kind.SUBMITTED, 0, spec=JobSpec(id=0, user=0, submit_ms=5, **ONE_OR_TWO)))
     scheduler.decide(5)
     scheduler.observe(Event(5, Kind.STARTED, 0))
     assert scheduler.due_ms() == 705
@@ -323,6 +326,26 @@ def test_no_round_while_nobody_waits():
     assert scheduler.due_ms() == 9
     scheduler.decide(9)
     assert scheduler.due_ms() == 9 + PRESETS["las"].period_ms
+
+
+def test_a_policy_that_resizes_decides_about_nobody_while_all_jobs_have_one_size():
+    scheduler = Scheduler(parse_cluster("1x4xT4"), PRESETS["pollux"], Beliefs(), users=("ann",), gap_ms=0)
+    period_ms = PRESETS["pollux"].period_ms
+
+    def come(job, now_ms, **sizes):
+        spec = JobSpec(id=job, user=0, submit_ms=now_ms, **sizes)
+        scheduler.observe(Event(now_ms, Kind.SUBMITTED, job, spec=spec))
+        due_ms = scheduler.due_ms()
+        scheduler.decide(due_ms)
+        scheduler.observe(Event(due_ms, Kind.STARTED, job))
+        return due_ms
+
+    assert come(0, 5, gpus=1) == 5
+    assert scheduler.due_ms() is None
+    now_ms = come(1, 70_000, **ONE_OR_TWO)
+    assert scheduler.due_ms() == now_ms + period_ms
+    scheduler.observe(Event(now_ms + 1, Kind.FINISHED, 1))
+    assert scheduler.due_ms() is None
 
 
 WORDS = {

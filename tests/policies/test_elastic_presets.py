@@ -182,7 +182,7 @@ class SomeWork:
 def test_plans_are_sound_on_clusters_of_mixed_nodes(name, data):
     cluster = data.draw(clusters(groups_max=3, nodes_max=3, gpus_max=8))
     snapshot = data.draw(snapshots(cluster=cluster, jobs_max=12, elastic_too=True))
-    _, wanted = decided(snapshot, PRESETS[name], replace(beliefs(), speeds=FastForAll(), work=SomeWork()))
+    _, wanted, _ = decided(snapshot, PRESETS[name], replace(beliefs(), speeds=FastForAll(), work=SomeWork()))
     check_grants(snapshot, wanted, resizes=True)
 
 

@@ -64,6 +64,7 @@ class Scheduler:
         self.policy, self.beliefs, self.journal = policy, beliefs, journal
         self.last_round: RoundResult | None = None
         self._acts_when_idle = policy.acts_when_idle  # asks every part, and is read twice per event
+        self._resizes = policy.resizes_running
         self._changes = policy.changes_running
         self._learns = in_place and policy.resizes_running
         own_ms = 0 if in_place and not policy.fixed_rounds else policy.gap_ms
@@ -83,10 +84,15 @@ class Scheduler:
 
     @property
     def _idle(self) -> bool:
-        """Whether no round could change anything but padding: no job waits, and the policy changes nothing else."""
+        """Whether no round could change anything but padding: no job waits, and the policy changes nothing else.
+
+        A size part has nothing to change where every job has one size and one batch.
+        """
         if self._waiting:
             return False
-        return not (self._acts_when_idle and len(self.state) > (self.state.num_padding() if self._fills else 0))
+        if not self._acts_when_idle:
+            return not (self._resizes and self.state.has_elastic)
+        return len(self.state) <= (self.state.num_padding() if self._fills else 0)
 
     def observe(self, event: Event) -> None:
         """Record one event and apply it to the state."""

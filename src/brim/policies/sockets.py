@@ -8,7 +8,8 @@ A part of any socket may also have
   journal records it; the part, and ``remember`` itself, read it as ``snapshot.jobs.memo``. With ``memory_columns = K``
   it is K integers per job, (J, K). A part without ``remember`` reads what the order part stores.
 - ``wakes_on``: kinds of event after which a round is due for it, besides ``WAKES``.
-- ``acts_when_idle = True``: rounds are due for it when no job waits, as long as there is a job.
+- ``acts_when_idle = True``: rounds are due for it when no job waits, as long as there is a job; without it, only for a
+  size part with ``resizes_running``, as long as some job has several sizes.
 
 docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CPU ranks fit these sockets.
 """
@@ -246,8 +247,8 @@ class Policy:
 
     @property
     def acts_when_idle(self) -> bool:
-        """Whether a round may change something when no job waits."""
-        return self.resizes_running or any(self.declares(socket, "acts_when_idle") for socket in SOCKETS)
+        """Whether a round may change something when no job waits, besides the sizes of jobs that have several."""
+        return any(self.declares(socket, "acts_when_idle") for socket in SOCKETS)
 
     @property
     def asks_run_times(self) -> bool:
