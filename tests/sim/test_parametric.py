@@ -18,7 +18,7 @@ from brim.policies.presets import PRESETS
 from brim.sim.overheads import Overheads
 from brim.sim.truths.categories import CATEGORIES, category_of, drawn_jobs, jobs_of
 from brim.sim.truths.parametric import ElasticJobs, Parametric
-from brim.sim.truths.truth import HasStepTimes, packed
+from brim.sim.truths.truth import HasStepTimes, Pace, packed
 from brim.sim.twin import ReplaySettings, replay
 
 CLUSTER = parse_cluster("4x4xT4")
@@ -130,7 +130,7 @@ def test_jobs_given_outright_follow_the_formulas_of_the_beliefs():
     noise = GradientStatistics(np.array([np.nan, 30.0]), np.array([np.nan, 2.0]))
     truth = Parametric(trace, CLUSTER, given_jobs(noise=noise, profile=np.array([0, 1])))
     assert isinstance(truth, HasStepTimes)
-    assert truth.pace(1, 0.0, (4,), -1) == (1.0, 5_000.0, True, None)
+    assert truth.pace(1, 0.0, (4,), -1) == Pace(1.0, 5_000.0, True, None)
     pace = truth.pace(2, 1e6, (4, 4), 512)
     local, extra = split(8, 512, 32, 512, 64)
     assert (int(local), int(extra)) == (64, 0)

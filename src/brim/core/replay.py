@@ -7,12 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from brim.core.arrays import FloatArray, IntArray, set_frozen_state
+from brim.core.arrays import FloatArray, IntArray, frozen, set_frozen_state
 from brim.core.cluster import Cluster
 from brim.core.power import PowerCurve
 from brim.core.tables import EMPTY
 from brim.core.trace import Trace
 from brim.units import WHOLE_GPU
+
+NOT_TOLD: Final[FloatArray] = frozen(np.empty(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class Runs:
         gpu: Global GPU indices (cluster.gpu_offset_N[node] + index on the node), of all runs in order.
         cores_milli: Milli-cores of its ranks, loader workers not counted; empty where these are not known. A job on CPU
             alone has runs without GPUs.
+        gpus_busy: How many of its GPUs compute, mean over the run; empty where the truth does not tell.
+        cores_busy_milli: The same of its milli-cores.
     """
 
     job: IntArray
@@ -37,6 +41,8 @@ class Runs:
     first_gpu: IntArray
     gpu: IntArray
     cores_milli: IntArray = field(default_factory=lambda: EMPTY)
+    gpus_busy: FloatArray = field(default_factory=lambda: NOT_TOLD)
+    cores_busy_milli: FloatArray = field(default_factory=lambda: NOT_TOLD)
 
     __setstate__ = set_frozen_state
 

@@ -168,7 +168,7 @@ class Attempts:
         attempt = self.running.pop(job)
         if now_ms > attempt.from_ms:
             self._keep(job, attempt, now_ms, max(kept_ms, attempt.from_ms))
-        self._close_run(job, attempt, gone_ms)
+        self._close_run(job, attempt, gone_ms, now_ms)
         self._sleepers.go(attempt.setting.nodes, gone_ms)
         self._neighbours_changed(attempt.gpus, attempt.setting.nodes, now_ms, but=job)
 
@@ -198,10 +198,18 @@ class Attempts:
             self._close_run(job, attempt, now_ms)
         self._sleepers.close(now_ms)
 
-    def _close_run(self, job: int, attempt: RunningJob, end_ms: int) -> None:
-        """Record that a job has left its GPUs, with the last share it had of them and its last cores."""
+    def _close_run(self, job: int, attempt: RunningJob, end_ms: int, stops_ms: int | None = None) -> None:
+        """Record that a job has left its GPUs, with the last share it had of them and its last cores.
+
+        It makes no progress from ``stops_ms`` on, if that is earlier.
+        """
         begin_ms, share_milli, cores_milli = attempt.held[-1]
-        self._record.run(job, begin_ms, end_ms, attempt.gpus, share_milli, cores_milli)
+        worked_ms = (end_ms if stops_ms is None else stops_ms) - max(begin_ms, attempt.from_ms)
+        part = max(worked_ms, 0) / max(end_ms - begin_ms, 1)
+        gpus_busy, cores_busy_milli = attempt.pace.busy
+        self._record.run(
+            job, begin_ms, end_ms, attempt.gpus, share_milli, cores_milli, (part * gpus_busy, part * cores_busy_milli)
+        )
 
     def _cores_milli(self, job: int, setting: Setting) -> int:
         """Milli-cores of the ranks of a job."""

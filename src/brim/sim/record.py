@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from brim.core.arrays import IntArray, frozen
+from brim.core.arrays import frozen
 from brim.core.reasons import Why
 from brim.core.replay import Runs, Sleeps
 from brim.core.trace import NONE
@@ -33,6 +33,7 @@ class Record:
         self.failed, self.rejected, self.unmeasured = ([0] * jobs for _ in range(3))
         self._job, self._start, self._end = array("q"), array("q"), array("q")
         self._first, self._gpu, self._share, self._cores = array("q", [0]), array("q"), array("q"), array("q")
+        self._busy = array("d")
         self._slept: list[tuple[int, int, int, int]] = []
 
     def start(self, job: int, begin_ms: int) -> None:
@@ -43,9 +44,12 @@ class Record:
             self.restarts[job] += 1
 
     def run(
-        self, job: int, begin_ms: int, end_ms: int, gpus: tuple[int, ...], share_milli: int, cores_milli: int
+        self, job: int, begin_ms: int, end_ms: int, gpus: tuple[int, ...], share_milli: int, cores_milli: int,
+        busy: tuple[float, float],
     ) -> None:
         """Record that a job held GPUs; an interval of no length is left out.
+
+        Of its GPUs and milli-cores, so many computed (``busy``), mean over the interval.
 
         A job whose interval ends before it begins never got the GPUs, since the jobs leaving them were still leaving:
         its start does not count.
@@ -62,6 +66,7 @@ class Record:
             self._end.append(end_ms)
             self._share.append(share_milli)
             self._cores.append(cores_milli)
+            self._busy.extend(busy)
             self._gpu.extend(gpus)
             self._first.append(len(self._gpu))
 
@@ -80,15 +85,11 @@ class Record:
 
     def columns(self) -> dict[str, object]:
         """The job columns and the runs, in order of start."""
-        job, start, end = (np.array(values, dtype=np.int64) for values in (self._job, self._start, self._end))
-        first, gpu, share, cores = (
-            np.array(values, dtype=np.int64) for values in (self._first, self._gpu, self._share, self._cores)
-        )
         names = ("first_start_ms", "finish_ms", "service_gpu_ms", "useful_gpu_ms", "lost_gpu_ms", "preemptions",
                  "restarts", "resizes", "failed", "rejected", "rejected_ms", "unmeasured")
         return {
             **{name: frozen(np.array(getattr(self, name), dtype=np.int64)) for name in names},
-            "runs": _sorted_runs(job, start, end, share, first, gpu, cores), "sleeps": self._sleeps(),
+            "runs": self._runs(), "sleeps": self._sleeps(),
         }
 
     def _sleeps(self) -> Sleeps:
@@ -96,17 +97,19 @@ class Record:
         start, node, end, awake = (frozen(np.ascontiguousarray(column)) for column in block)
         return Sleeps(node=node, start_ms=start, end_ms=end, awake_ms=awake)
 
-
-def _sorted_runs(
-    job: IntArray, start: IntArray, end: IntArray, share: IntArray, first: IntArray, gpu: IntArray, cores: IntArray
-) -> Runs:
-    """Put runs in order of (start, job)."""
-    order = np.lexsort((job, start))
-    counts = np.diff(first)[order]
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    picks = np.repeat(first[:-1][order] - offsets[:-1], counts) + np.arange(len(gpu))
-    return Runs(
-        job=frozen(job[order]), start_ms=frozen(start[order]), end_ms=frozen(end[order]),
-        share_milli=frozen(share[order]), first_gpu=frozen(offsets), gpu=frozen(gpu[picks]),
-        cores_milli=frozen(cores[order]),
-    )
+    def _runs(self) -> Runs:
+        """The runs in order of (start, job)."""
+        job, start, end, first, gpu, share, cores = (np.array(values, dtype=np.int64) for values in (
+            self._job, self._start, self._end, self._first, self._gpu, self._share, self._cores
+        ))
+        busy = np.array(self._busy).reshape(-1, 2)
+        order = np.lexsort((job, start))
+        told = order[:0] if np.isnan(busy).any() else order
+        counts = np.diff(first)[order]
+        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        picks = np.repeat(first[:-1][order] - offsets[:-1], counts) + np.arange(len(gpu))
+        return Runs(
+            job=frozen(job[order]), start_ms=frozen(start[order]), end_ms=frozen(end[order]),
+            share_milli=frozen(share[order]), first_gpu=frozen(offsets), gpu=frozen(gpu[picks]),
+            cores_milli=frozen(cores[order]), gpus_busy=frozen(busy[told, 0]), cores_busy_milli=frozen(busy[told, 1]),
+        )

@@ -194,8 +194,9 @@ def _with_paces(state: LoopState, truth: Truth, batch: IntArray) -> LoopState:
         nodes = tuple(Counter(state.node[first : first + gpus].tolist()).values())
         done, ends, intervals = float(state.done[j]), False, []
         while not ends:
-            per_ms, done, ends, _ = truth.pace(j, done, nodes, int(batch[j]), ALONE)
-            intervals.append((per_ms, done))
+            pace = truth.pace(j, done, nodes, int(batch[j]), ALONE)
+            done, ends = pace.until, pace.ends
+            intervals.append((pace.per_ms, done))
         more = len(intervals) - state.until.shape[1]
         if more > 0:
             state = state._replace(**{

@@ -83,7 +83,7 @@ class ParameterServers:
         self._asked = asked
         step_s = jobs.models.phases(trace.profile, trace.batch, asked).step_s
         self.run_ms = frozen(np.ceil(jobs.samples / trace.batch * step_s * MS_PER_S).astype(np.int64))
-        self._kept: dict[tuple[int, tuple[Rank, ...]], Phases] = {}
+        self._kept: dict[tuple[int, tuple[Rank, ...]], tuple[Phases, tuple[float, float]]] = {}
         fastest, least_gpu = self._bounds()
         batches = jobs.samples / trace.batch * MS_PER_S
         self.shortest_ms = frozen(np.floor(batches * fastest).astype(np.int64))
@@ -92,12 +92,13 @@ class ParameterServers:
     def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
         """See ``Truth``. Without ranks on CPU, the servers that were asked for run beside the workers."""
         jobs = self.jobs
-        per_s = batch / float(self.phases(job, sum(nodes), company.ranks).step_s[0])
+        phases, busy = self._step(job, sum(nodes), company.ranks)
+        per_s = batch / float(phases.step_s[0])
         end, planned = float(jobs.samples[job]), int(jobs.samples_max[job])
         report = Report(samples_done=done, samples_per_s=per_s, loss=self.loss(job, done))
         nth = math.floor(done * REPORTS / planned * (1 + 1e-12)) + 1
         until = nth * planned / REPORTS
-        return Pace(per_s / MS_PER_S, min(until, end), until >= end, report)
+        return Pace(per_s / MS_PER_S, min(until, end), until >= end, report, busy)
 
     def loss(self, job: int, samples: float) -> float:
         """The loss that a job reports after so many samples."""
@@ -106,13 +107,22 @@ class ParameterServers:
 
     def phases(self, job: int, gpus: int, ranks: tuple[Rank, ...]) -> Phases:
         """Phases of a step of one job (1,), by its number of GPUs, and by its ranks if some are on CPU."""
+        return self._step(job, gpus, ranks)[0]
+
+    def _step(self, job: int, gpus: int, ranks: tuple[Rank, ...]) -> tuple[Phases, tuple[float, float]]:
+        """Those phases, and what computes in them: a worker with its cores in the passes, a server in the update."""
         key = job, ranks or (Rank(0, gpus),)
         if key not in self._kept:
             has = _allocation(ranks) if ranks else Allocation(
                 np.array([gpus]), np.array([True]), *(column[job : job + 1] for column in self._asked[2:])
             )
             row = self._trace.profile[job : job + 1]
-            self._kept[key] = self.jobs.models.phases(row, self._trace.batch[job : job + 1], has)
+            phases = self.jobs.models.phases(row, self._trace.batch[job : job + 1], has)
+            cores = np.where(has.on_gpu, self._trace.cpu_milli[job], has.worker_milli)
+            computes, updates = phases.compute_s / phases.step_s, phases.update_s / phases.step_s
+            cores_busy = has.workers * cores * computes + has.servers * has.server_milli * updates
+            gpus_busy = np.where(has.on_gpu, has.workers, 0) * computes
+            self._kept[key] = phases, (float(gpus_busy[0]), float(cores_busy[0]))
         return self._kept[key]
 
     def columns(self) -> dict[str, IntArray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
 
 from brim.beliefs.analyser import Exchange, Steps
@@ -20,12 +21,14 @@ class Pace(NamedTuple):
         until: Amount of work at which the speed changes or the job ends.
         ends: Whether the job ends at ``until``.
         report: What the job reports; None if it reports nothing.
+        busy: How many of its GPUs and milli-cores compute, mean over a step; NaN where the truth does not tell.
     """
 
     per_ms: float
     until: float
     ends: bool
     report: Report | None
+    busy: tuple[float, float] = (math.nan, math.nan)
 
 
 class NodeCompany(NamedTuple):
