@@ -27,6 +27,14 @@ def test_a_target_is_a_loss_in_millionths():
     assert outlook.samples_left == pytest.approx([800 - 500], rel=0.01)  # 0.9 / (0.01 k + 1) + 0.1 is 0.2 at k = 800
 
 
+def test_the_plan_of_its_user_bounds_what_is_left_but_not_what_the_curve_says():
+    made = snapshot(0, 1, target_ppm=(200_000, 50_000))
+    made = replace(made, jobs=replace(made.jobs, samples_max=np.array([600, 600])))
+    outlook = SeenProgress().of_jobs(made)
+    assert outlook.samples_left.tolist() == [100, 100]
+    assert outlook.by_curve == pytest.approx([300, np.inf], rel=0.03)  # it falls to 0.1, so 0.05 is never reached
+
+
 def test_losses_of_jobs_that_the_snapshot_does_not_show_are_left_out():
     outlook = SeenProgress().of_jobs(snapshot(0, 7))
     assert np.isfinite(outlook.samples_left).tolist() == [True]

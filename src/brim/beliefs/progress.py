@@ -44,11 +44,14 @@ class Outlook(NamedTuple):
         is_predictable: Whether the curve through its losses says where the job ends. A job of which nothing says how
             far it trains, neither a target nor samples, may be predictable and has samples left NaN.
         probability: That it does, at the newest evaluation; NaN where nothing can be said.
+        by_curve: Samples until the curve through its losses reaches the target, whatever the job's user planned and
+            whether or not that can be believed; infinite where it never does, NaN without a target or a curve.
     """
 
     samples_left: FloatArray
     is_predictable: BoolArray
     probability: FloatArray
+    by_curve: FloatArray
 
 
 class Verdict(NamedTuple):
@@ -108,7 +111,7 @@ class SeenProgress:
     def of_jobs(self, snapshot: Snapshot) -> Outlook:
         """The outlook of each job."""
         jobs = snapshot.jobs
-        left, probability = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan)
+        left, by_curve, probability = (np.full(len(jobs), np.nan) for _ in range(3))
         sure = np.zeros(len(jobs), dtype=np.bool_)
         ids = np.array(snapshot.losses.jobs, dtype=np.int64)
         rows = np.searchsorted(jobs.id, ids)
@@ -127,10 +130,10 @@ class SeenProgress:
                 left[row] = np.inf if jobs.samples_max[row] != NONE else np.nan
             elif state.seen is not None:
                 reached = state.seen.samples_at(float(jobs.target_loss_ppm[row]) / MILLION)
-                left[row] = max(reached - float(jobs.samples_done[row]), 0.0)
+                by_curve[row] = left[row] = max(reached - float(jobs.samples_done[row]), 0.0)
         self.states, self._newest = kept, newest
         planned = np.where(jobs.samples_max == NONE, np.inf, jobs.samples_max - jobs.samples_done)
-        return Outlook(np.minimum(left, np.maximum(planned, 0.0)), sure, probability)
+        return Outlook(np.minimum(left, np.maximum(planned, 0.0)), sure, probability, by_curve)
 
     def verdict(self, snapshot: Snapshot, job: int) -> Verdict:
         """What is believed of one job by its id, and why; a job of which the snapshot knows nothing says nothing."""

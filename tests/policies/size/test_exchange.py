@@ -1,21 +1,23 @@
 """Exchanges between jobs with parameter servers: what always holds, and known answers."""
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.beliefs.parameter_servers import Allocation
+from brim.beliefs.parameter_servers import Allocation, default_models, models_of
 from brim.beliefs.progress import Outlook
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.setting import setting_of
 from brim.core.state import ClusterState
+from brim.policies.allocations import SERVERS_MAX, WORKERS_MAX
 from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.size.exchange import UnitExchange
-from brim.policies.size.moves import MOVES, Evaluated, applied, exchanged
+from brim.policies.size.moves import CORES_MAX, MOVES, Evaluated, applied, exchanged
 
 BATCH = 16
 
@@ -136,7 +138,22 @@ class Told:
     left: np.ndarray
 
     def of_jobs(self, snapshot):
-        return Outlook(self.left, np.ones(len(self.left), dtype=bool), np.ones(len(self.left)))
+        return Outlook(self.left, np.ones(len(self.left), dtype=bool), np.ones(len(self.left)), self.left)
+
+
+def test_servers_with_more_than_two_cores_would_shorten_no_step_by_more_than_half_a_percent():
+    """Why nothing gives out cores that are left over: of the fourteen models, with as many servers as help."""
+    models = default_models()
+    rows, batch = np.arange(len(models)), np.array([model.batch for model in models])
+    for workers, cores in product(range(1, WORKERS_MAX + 1), range(3, CORES_MAX + 1)):
+        def step_s(servers, milli, workers=workers):
+            full = np.full(len(rows), 1)
+            has = Allocation(workers * full, full > 0, 2_000 * full, servers * full, milli * full)
+            return models_of(models).phases(rows, batch, has).step_s
+
+        by_servers = np.array([step_s(servers, 1_000) for servers in range(1, SERVERS_MAX + 1)])
+        best = by_servers.argmin(axis=0) + 1
+        assert (step_s(best, 1_000 * cores) >= 0.995 * step_s(best, 2_000)).all()
 
 
 def test_jobs_without_servers_are_exchanged_by_their_own_speeds():
