@@ -9,20 +9,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from brim.beliefs.beliefs import Beliefs
+from brim.beliefs.parameter_servers import Allocation
 from brim.cli import replays, reproduce_aiturbo
 from brim.core.cluster import parse_cluster
 from brim.core.replay import Runs
-from brim.sim.reproduce import aiturbo_sweep
-from brim.sim.reproduce.aiturbo import SweepPoint, workload
-from brim.sim.reproduce.aiturbo_sweep import AGAINST, EVERY, PARTS, SHARES, factor, measured, plan
+from brim.policies.order.arrival import Arrival
+from brim.sim.reproduce import aiturbo_peers, aiturbo_sweep
+from brim.sim.reproduce.aiturbo import RUN_S_MAX, SweepPoint, workload
+from brim.sim.reproduce.aiturbo_peers import ShortestByCurve
+from brim.sim.reproduce.aiturbo_sweep import AGAINST, EVERY, PARTS, PRIORS, SHARES, factor, measured, plan
 from brim.sim.twin import replay
 from brim.testing import job, small_trace
+from brim.testing.builders import snapshot_of
 
 TINY = SweepPoint(jobs=5)
 
 
-def test_held_devices_are_counted_while_jobs_arrive():
-    """Two GPUs and four cores from 0 to 100 s: one GPU and no core for 20 s, then nothing, then all for 40 s."""
+def test_devices_are_counted_while_jobs_arrive_while_one_has_nothing_and_until_all_have_ended():
+    """Two GPUs and four cores. From 0 to 20 s one GPU and no core, which computes half of that time; then nothing until
+    60 s; then all until 140 s, of which 1.5 GPUs and 1 core compute. The second job waits from 100 s to 120 s.
+    """
     trace = small_trace(job(run=20), job(at=100, run=20))
     found = replay(trace, parse_cluster("1x2xT4:cpus=4"), aiturbo_sweep.PEERS["fifo"])
 
@@ -30,14 +37,19 @@ def test_held_devices_are_counted_while_jobs_arrive():
         return np.array(values, dtype=np.int64)
 
     runs = Runs(
-        job=column(0, 1), start_ms=column(0, 60_000), end_ms=column(20_000, 140_000), share_milli=column(1000, 1000),
-        first_gpu=column(0, 1, 3), gpu=column(0, 0, 1), cores_milli=column(0, 4_000),
+        job=column(0, 0, 1), start_ms=column(0, 60_000, 120_000), end_ms=column(20_000, 120_000, 140_000),
+        share_milli=column(1000, 1000, 1000), first_gpu=column(0, 1, 3, 5), gpu=column(0, 0, 1, 0, 1),
+        cores_milli=column(0, 4_000, 4_000), gpus_busy=np.array([0.5, 1.5, 1.5]),
+        cores_busy_milli=np.array([0.0, 1_000.0, 1_000.0]),
     )
-    one = measured(replace(found, runs=runs))
-    assert one.gpus_held == pytest.approx(0.2 * 0.5 + 0.4)
-    assert one.cores_held == pytest.approx(0.4)
-    assert one.gap_p80 == pytest.approx(0.0)  # 0.5 for a fifth of the time, 0 for the rest
-    assert one.jct_min == pytest.approx((20 + 20) / 2 / 60)
+    one = measured(replace(found, runs=runs, finish_ms=column(120_000, 140_000)))
+    hour = 3600
+    assert one.arriving == pytest.approx((100 / hour, 0.2 * 0.5 + 0.4, 0.4, 0.0, 0.2 * 0.25 + 0.4 * 0.75, 0.1, 0.5))
+    waits = 60 / hour  # from 20 to 60 s with nothing, from 100 to 120 s with all devices taken
+    assert one.waiting == pytest.approx((waits, 1 / 3, 1 / 3, 0.0, 0.25, 1 / 12, 0.5))
+    assert one.whole == pytest.approx(
+        (140 / hour, (10 + 80) / 140, 80 / 140, 0.0, (5 + 60) / 140, 20 / 140, 0.5))
+    assert one.jct_min == pytest.approx((120 + 40) / 2 / 60)
     assert np.isnan(one.long_min)
     assert one.short_min == one.jct_min
 
@@ -51,6 +63,37 @@ def test_cores_of_servers_and_of_workers_on_cpu_are_recorded_by_the_ranks_that_a
     ours = replay(few.trace, few.cluster, aiturbo_sweep.AITURBO, truth=few.truth)
     assert (ours.runs.cores_milli > 0).all()
     assert (ours.runs.cores_milli % 1_000 == 0).all()
+
+
+def test_devices_are_busy_while_workers_compute_and_servers_update():
+    """A job that has its devices to its end, after one start, computes for as long as its steps take there."""
+    few = workload(replace(TINY, cluster="8x4xK80:cpus=64"))
+    found = replay(few.trace, few.cluster, aiturbo_sweep.PEERS["fifo"], truth=few.truth)
+    assert not found.restarts.any()
+    trace, jobs, runs = few.trace, few.truth.jobs, found.runs
+    rows = runs.job
+    asked = np.full(len(rows), 2_000)
+    has = Allocation(trace.gpus[rows], np.ones(len(rows), bool), asked, jobs.servers[rows], asked)
+    phases = jobs.models.phases(trace.profile[rows], trace.batch[rows], has)
+    steps, lasts_s = jobs.samples[rows] / trace.batch[rows], (runs.end_ms - runs.start_ms) / 1000
+    assert runs.gpus_busy * lasts_s == pytest.approx(steps * phases.compute_s * trace.gpus[rows], rel=0.01)
+    core_s = steps * 2_000 * (phases.compute_s * trace.gpus[rows] + phases.update_s * jobs.servers[rows])
+    assert runs.cores_busy_milli * lasts_s == pytest.approx(core_s, rel=0.01)
+
+
+def test_by_curve_believes_each_curve_and_a_fixed_time_where_there_is_none_or_it_says_too_long(monkeypatch):
+    snapshot = snapshot_of("1x2xK80:cpus=8", *(job(gpus=1, name=name) for name in "abcd"))
+    left_s = np.array([1e20, 100.0, 10_000.0, 2 * RUN_S_MAX])
+    monkeypatch.setattr(aiturbo_peers, "remaining_s", lambda *_: left_s)
+    assert ShortestByCurve()(snapshot, Beliefs()).tolist() == [1, 0, 3, 2]
+    assert ShortestByCurve(50.0)(snapshot, Beliefs()).tolist() == [0, 3, 1, 2]
+
+
+def test_the_orders_differ_in_nothing_else():
+    for group in ("orders", "orders, alike", "orders, own sizes"):
+        policies = [one.policy for one in plan(quick=False) if one.group == group]
+        assert len({replace(policy, order=Arrival(), oracle=False) for policy in policies}) == 1
+        assert len({policy.order for policy in policies}) == 4
 
 
 def test_the_ratio_of_paired_seeds_is_a_geometric_mean_with_a_t_interval():
@@ -81,9 +124,9 @@ def could_be_sent(tasks):
 def ran():
     """Every group of the experiment, each on one seed of three jobs."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SEEDS", "SEEDS_OF_MORE", "SEEDS_OF_500"):
+        for name in ("SEEDS", "SEEDS_OF_ORDERS", "SEEDS_OF_MORE", "SEEDS_OF_500"):
             patch.setattr(aiturbo_sweep, name, 1)
-        for name in ("SHARES", "SOME"):
+        for name in ("SHARES", "SOME", "CROSSED", "ENDS"):
             patch.setattr(aiturbo_sweep, name, (0.5,))
         patch.setattr(replays, "_are_short", could_be_sent)
         planned = [one._replace(point=replace(one.point, jobs=3)) for one in plan(quick=False)]
@@ -95,9 +138,9 @@ def test_the_tables_show_each_policy_and_say_what_was_published(ran, monkeypatch
     monkeypatch.setattr(reproduce_aiturbo, "run", lambda _: ran[1])
     reproduce_aiturbo.reproduce_aiturbo(quick=False, output="table")
     said = capsys.readouterr().out
-    for label in (*EVERY, *PARTS, "true remaining time"):
+    for label in (*EVERY, *PARTS, *PRIORS, "true remaining time", "by attained service"):
         assert label in said
-    for words in ("ratio to it", "published: 60 % before", "load 1.8", "log sd of estimates 3", "alike"):
+    for words in ("ratio to it", "published: 60 % before", "load 1.8", "until all end", "estimates 3", "alike"):
         assert words in said
 
 
@@ -108,7 +151,12 @@ def test_json_has_every_replay(ran, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)["replays"]
     assert len(found) == len(ran[0])
     assert {one["group"] for one in found} == {one.group for one in ran[0]}
-    assert all(one["jct_min"] > 0 and 0 <= one["gpus_held"] <= 1 and 0 <= one["cores_held"] <= 1 for one in found)
+    assert {one["load"] for one in found} == {0.9, 1.8, None}  # all together: no load
+    for one in found:
+        whole = one["whole"]
+        assert one["jct_min"] > 0
+        assert 0 <= whole["gpus_busy"] <= whole["gpus_held"] <= 1
+        assert 0 <= whole["cores_busy"] <= whole["cores_held"] <= 1
 
 
 def test_the_headlines_say_how_far_each_number_is_from_the_published_one(ran):

@@ -16,7 +16,7 @@ from brim.cli.outputs import console
 from brim.reports.experiment import TextTable, fitting_table
 
 if TYPE_CHECKING:
-    from brim.sim.reproduce.aiturbo_sweep import Factor, SweepResult, SweptReplay
+    from brim.sim.reproduce.aiturbo_sweep import DeviceUse, Factor, SweepResult, SweptReplay
     from brim.sim.reproduce.master import Headline
 
 INTERRUPTED = 130
@@ -24,6 +24,11 @@ OURS: Final = "aiturbo"
 CLAIRVOYANT: Final = "true remaining time"
 PUBLISHED: Final = {"optimus": 1.8 / 1.24, "srtf": 1.9 / 1.24, "tiresias": 2.8 / 1.24, "fifo": 4.2 / 1.24}
 """Mean completion time over AITurbo's, of the plots of its successor (github.com/MaoZzzzz/Aiturbo-vGPU)."""
+WINDOWS: Final = (
+    ("load 0.9, jobs arrive", "sweep", "arriving"), ("load 0.9, a job has nothing", "sweep", "waiting"),
+    ("load 1.8, jobs arrive", "overload", "arriving"), ("together, until all end", "together", "whole"),
+)
+"""Words of the table of devices, the group of replays, and the field of their results."""
 
 
 class Findings:
@@ -48,6 +53,10 @@ class Findings:
         found = {key[3]: result for key, result in self._found.items() if key[:3] == (group, share, label)}
         return [found[seed] for seed in sorted(found) if seeds is None or seed < seeds]
 
+    def all_of(self, group: str, label: str) -> list[SweepResult]:
+        """The results of one policy at all shares."""
+        return [one for share in self.shares(group) for one in self.of(group, share, label)]
+
     def jct(self, group: str, share: float, label: str) -> float:
         """Mean completion time over seeds, min."""
         return _mean(self.of(group, share, label))
@@ -59,6 +68,14 @@ class Findings:
         theirs = self.of(group, share, label)
         ours = self.of(group, share, OURS) or self.of("sweep", share, OURS, len(theirs))
         return factor([one.jct_min for one in ours], [one.jct_min for one in theirs])
+
+    def between(self, group: str, share: float, label: str, other: str, of: str | None = None) -> Factor:
+        """One policy of a group over another of the same group, or of that named, by the seeds of the first."""
+        from brim.sim.reproduce.aiturbo_sweep import factor
+
+        one = self.of(group, share, label)
+        other_one = self.of(of or group, share, other, len(one))
+        return factor([each.jct_min for each in one], [each.jct_min for each in other_one])
 
     def best_peer(self, share: float) -> str:
         """The peer with the least mean completion time."""
@@ -81,7 +98,7 @@ def reproduce_aiturbo(*, quick: bool, output: str) -> None:
     shown: list[RenderableType] = []
     if quick:
         shown.append(Text("--quick: 2 of 20 seeds and 3 of 5 shares; the full run gives other figures."))
-    shown += [*_sweep(found), *_gap(found), *_devices(found), *_published(found)]
+    shown += [*_sweep(found), *_gap(found), *_jobs(found), *_devices(found), *_published(found)]
     if not quick:
         shown += [*_parts(found), *_crossing(found), *_others(found)]
     console().print(Group(*shown))
@@ -116,10 +133,10 @@ def headlines(found: Findings, seeds: int) -> list[Headline]:
     shares = found.shares("sweep")
     lower = [1 / found.factor(share, found.best_peer(share)).mean for share in shares]
     every = {
-        label: [one for share in shares for one in found.of("sweep", share, label)] for label in (OURS, *PEER_NAMES)
+        label: [one.arriving for one in found.all_of("sweep", label)] for label in (OURS, *PEER_NAMES)
     }
     held = {label: float(np.mean([(one.gpus_held + one.cores_held) / 2 for one in of])) for label, of in every.items()}
-    gap = {label: float(np.mean([one.gap_p80 for one in of])) for label, of in every.items()}
+    gap = {label: float(np.mean([one.gap_held for one in of])) for label, of in every.items()}
     ratios = {label: [1 / found.factor(share, label).mean for share in shares] for label in PUBLISHED}
     return aiturbo_rows(lower, held, gap, ratios, PUBLISHED, seeds)
 
@@ -129,12 +146,19 @@ def as_json(planned: Sequence[SweptReplay], results: Sequence[SweepResult]) -> d
     return {"schema": 1, "replays": [
         {
             "group": one.group, "policy": one.label, "jobs": one.point.jobs, "unpredictable": one.point.unpredictable,
-            "load": one.point.load, "coupled": one.point.coupled, "estimate_sd": one.point.estimate_sd,
+            "load": _plain(one.point.load), "coupled": one.point.coupled, "estimate_sd": one.point.estimate_sd,
             "seed": one.point.seed,
-            **{name: None if math.isnan(value) else value for name, value in result._asdict().items()},
+            **{name: _plain(value) for name, value in result._asdict().items()},
         }
         for one, result in zip(planned, results, strict=True)
     ]}
+
+
+def _plain(value: float | DeviceUse) -> Any:
+    """A figure, or those of devices, in JSON: null for what is not a finite number."""
+    if isinstance(value, tuple):
+        return {name: _plain(each) for name, each in value._asdict().items()}
+    return value if math.isfinite(value) else None
 
 
 def _mean(found: Sequence[SweepResult]) -> float:
@@ -182,22 +206,41 @@ def _gap(found: Findings) -> Iterator[RenderableType]:
     ))
 
 
-def _devices(found: Findings) -> Iterator[RenderableType]:
-    yield Text("\nShort and long jobs, devices and decisions: means over all shares", "bold")
-    yield Text("GPUs and cores held, of all, while jobs arrive; 80th percentile over that time of the difference "
-               "of both shares (published: 60 % before, 40 % under AITurbo).")
+def _jobs(found: Findings) -> Iterator[RenderableType]:
+    yield Text("\nShort and long jobs, and decisions: means over all shares", "bold")
     rows = []
     for label in found.labels("sweep"):
-        every = [one for share in found.shares("sweep") for one in found.of("sweep", share, label)]
-        mean = {name: float(np.nanmean([getattr(one, name) for one in every])) for name in every[0]._fields}
-        rows.append((
-            label, f"{mean['short_min']:.1f}", f"{mean['long_min']:.1f}", f"{mean['makespan_min']:.0f}",
-            _percent(mean["gpus_held"]), _percent(mean["cores_held"]), _percent(mean["gap_p80"]),
-            f"{mean['restarts']:.1f}", f"{mean['decision_ms']:.1f}",
-        ))
+        every = found.all_of("sweep", label)
+        means = [float(np.nanmean([getattr(one, name) for one in every])) for name in (
+            "short_min", "long_min", "makespan_min", "restarts", "decision_ms"
+        )]
+        rows.append((label, *(f"{mean:.{digits}f}" for mean, digits in zip(means, (1, 1, 0, 1, 1), strict=True))))
     yield fitting_table(TextTable(
-        headings=("Policy", "short jobs min", "long jobs min", "makespan min", "GPUs held", "cores held",
-                  "difference, 80 %", "restarts a job", "decision ms"), rows=tuple(rows),
+        headings=("Policy", "short jobs min", "long jobs min", "makespan min", "restarts a job", "decision ms"),
+        rows=tuple(rows),
+    ))
+
+
+def _devices(found: Findings) -> Iterator[RenderableType]:
+    from brim.sim.reproduce.aiturbo_sweep import SEEDS_OF_MORE, SOME
+
+    yield Text("\nDevices: parts of all GPUs and cores", "bold")
+    yield Text("Held: jobs have them; busy: workers compute, with their cores, or servers update. Gap: 80th "
+               "percentile over time of the difference of GPUs and cores (published: 60 % before, 40 % under AITurbo). "
+               f"Means over {' '.join(map(_percent, SOME))} unpredictable jobs, at most {SEEDS_OF_MORE} seeds of each.")
+    rows = []
+    for told, group, window in WINDOWS:
+        for label in found.labels(group):
+            every = [one for share in SOME for one in found.of(group, share, label, SEEDS_OF_MORE)]
+            uses = [getattr(one, window) for one in every]
+            parts = np.array([use for use in uses if use.hours > 0])
+            if not len(parts):
+                continue
+            hours = sum(use.hours for use in uses) / len(uses)
+            rows.append((told, label, f"{hours:.1f}", *(_percent(float(part)) for part in parts.mean(axis=0)[1:])))
+    yield fitting_table(TextTable(
+        headings=("When", "policy", "hours", "GPUs held", "cores held", "gap", "GPUs busy", "cores busy", "gap busy"),
+        rows=tuple(rows), text_columns=2,
     ))
 
 
@@ -225,19 +268,31 @@ def _parts(found: Findings) -> Iterator[RenderableType]:
 
 
 def _crossing(found: Findings) -> Iterator[RenderableType]:
-    yield Text("\nMean completion time (min) from no to only unpredictable jobs", "bold")
-    yield Text("Unpredictable jobs are shorter, as in the authors' data; in the last rows lengths say nothing. "
-               "Means over the same seeds everywhere.")
-    labels, seeds = found.labels("ends"), len(found.of("ends", 0.0, OURS))
-    ends = found.shares("ends")
-    coupled = sorted({*ends, *found.shares("sweep")})
-    points = [("shorter", "ends" if share in ends else "sweep", share) for share in coupled]
-    points += [("alike", "uncoupled", share) for share in found.shares("uncoupled")]
+    from brim.sim.reproduce.aiturbo_sweep import ATTAINED, CURVE, PRIORS, TRUE
+
+    yield Text("\nThe crossing: orders with the same sizes, from no to only unpredictable jobs", "bold")
+    yield Text("By curve: the time that a curve through its losses says of every job, predictable or not, without a "
+               "classifier or a plan. Lengths: unpredictable jobs are shorter, as in the authors' data, or alike. Mean "
+               "completion time (min) by true remaining times, and of the others over it, of the same seeds.")
+    compared = (OURS, CURVE, ATTAINED)
+    groups = (("as asked", "shorter", "orders"), ("as asked", "alike", "orders, alike"),
+              ("of aiturbo", "shorter", "orders, own sizes"))
     yield fitting_table(TextTable(
-        headings=("Unpredictable", "lengths", *labels), text_columns=2,
+        headings=("Sizes", "lengths", "unpredictable", "true", *compared, "curve/attained"), text_columns=2,
         rows=tuple(
-            (_percent(share), lengths, *(f"{_mean(found.of(group, share, label, seeds)):.1f}" for label in labels))
-            for lengths, group, share in points
+            (sizes, lengths, _percent(share), f"{found.jct(group, share, TRUE):.1f}",
+             *(_told(found.between(group, share, one, TRUE)) for one in compared),
+             _told(found.between(group, share, CURVE, ATTAINED)))
+            for sizes, lengths, group in groups for share in found.shares(group)
+        ),
+    ))
+    yield Text("By curve over by attained service, with another time left where no curve says one; sizes as asked.")
+    yield fitting_table(TextTable(
+        headings=("Order", *(_percent(share) for share in found.shares("priors"))),
+        rows=tuple(
+            (label, *(_told(found.between("priors", share, label, ATTAINED, "orders"))
+                      for share in found.shares("priors")))
+            for label in PRIORS
         ),
     ))
 

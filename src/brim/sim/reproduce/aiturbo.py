@@ -43,6 +43,8 @@ UNPREDICTABLE_S: Final = (470.0, 1.5)
 """The same of unpredictable jobs."""
 RUN_S_MAX: Final = 24.8 * 3600
 """Longest run time in the data set, s."""
+MEDIAN_S, QUARTILES_H = 2.0 * 3600, (0.19, 3.9)
+"""Median run time in the data set, s, and its quartiles, h."""
 RANK_MILLI: Final = 2_000
 """Milli-cores of a worker on GPU and of a server as asked. Ours."""
 TRUE_ERROR: Final = 0.15
@@ -65,7 +67,8 @@ class SweepPoint:
         jobs: Number of jobs.
         cluster: The cluster.
         unpredictable: Share of jobs whose end cannot be predicted.
-        load: GPU time that the jobs as asked take, over that of the cluster while they arrive.
+        load: GPU time that the jobs as asked take, over that of the cluster while they arrive; infinite for jobs that
+            are submitted together.
         coupled: Whether unpredictable jobs are shorter, as in the authors' data set; else all are drawn from the
             lengths of both.
         estimate_sd: Log standard deviation of the run times that policies with estimates are given of unpredictable

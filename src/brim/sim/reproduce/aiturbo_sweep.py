@@ -13,22 +13,25 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
-from brim.core.arrays import FloatArray
+from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.policies.order.arrival import Arrival
 from brim.policies.order.borda import Borda
 from brim.policies.order.shortest import ShortestRemaining
+from brim.policies.order.tiresias import ServiceQueues
 from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.presets import PRESETS
 from brim.policies.size.servers import MarginalServers, ServersAsAsked
-from brim.policies.sockets import Policy
-from brim.sim.reproduce.aiturbo import SweepPoint, workload
+from brim.policies.sockets import Policy, Size
+from brim.sim.reproduce.aiturbo import QUARTILES_H, SweepPoint, workload
+from brim.sim.reproduce.aiturbo_peers import ShortestByCurve
 from brim.sim.truths.truth import Truth
-from brim.units import MS_PER_MIN, WHOLE_GPU
+from brim.units import MS_PER_H, MS_PER_MIN, WHOLE_GPU
 
 SHARES: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
+CROSSED: Final = (0.0, *SHARES, 1.0)
 SHORT_S: Final = 1_800.0
 """Run time as asked below which a job counts as short. Ours: near the geometric mean of the medians of both kinds."""
 SIGNIFICANT: Final = 0.95
@@ -57,11 +60,31 @@ PARTS: Final[dict[str, Policy]] = {
 """Parts of ``aiturbo`` apart, and its published form."""
 
 
+CURVE, ATTAINED, TRUE = "by curve", "by attained service", "by true remaining time"
+"""Orders of the crossing. A curve through the losses of every job stands for schedulers that predict, and Tiresias'
+queues of attained service for those that go by history; Optimus itself decides sizes, which would hide the order."""
+
+
+def _ordered(size: Size) -> dict[str, Policy]:
+    """Orders with the same sizes, places and rounds: by the classifier, by prediction, by history, by the truth."""
+    ours = replace(AITURBO, size=size)
+    return {
+        "aiturbo": ours, CURVE: replace(ours, order=ShortestByCurve()),
+        ATTAINED: replace(ours, order=ServiceQueues()), TRUE: replace(CLAIRVOYANT, size=size),
+    }
+
+
+PRIORS: Final[dict[str, Policy]] = {
+    f"{CURVE}, else {hours:g} h": replace(AITURBO, size=ServersAsAsked(), order=ShortestByCurve(3600 * hours))
+    for hours in QUARTILES_H
+}
+"""The order by curve with other remaining times where no curve says one."""
 AGAINST: Final[dict[str, Policy]] = {"aiturbo": AITURBO} | {name: PEERS[name] for name in ("optimus", "tiresias")}
 EVERY: Final[dict[str, Policy]] = {"aiturbo": AITURBO} | PEERS
-SEEDS, SEEDS_OF_MORE, SEEDS_OF_500 = 20, 5, 1
-"""Seeds of the sweep, of what stands beside it, and of its 500 jobs."""
+SEEDS, SEEDS_OF_ORDERS, SEEDS_OF_MORE, SEEDS_OF_500 = 20, 10, 5, 1
+"""Seeds of the sweep, of its orders with sizes as asked, of what else stands beside it, and of its 500 jobs."""
 SOME: Final = (0.1, 0.5, 0.9)
+ENDS: Final = (0.0, 0.5, 1.0)
 _POINT: Final = SweepPoint()
 
 
@@ -82,7 +105,7 @@ class SweptReplay(NamedTuple):
 
 
 def plan(*, quick: bool) -> list[SweptReplay]:
-    """All replays: the sweep, and with the full run its ends, parts, other estimates, lengths, loads and sizes."""
+    """All replays: the sweep, and with the full run its parts, other orders, estimates, lengths, loads and sizes."""
 
     def group(
         name: str, policies: dict[str, Policy], shares: Sequence[float], seeds: int, of: SweepPoint = _POINT
@@ -99,10 +122,13 @@ def plan(*, quick: bool) -> list[SweptReplay]:
     return [
         *group("sweep", EVERY, SHARES, SEEDS),
         *group("clairvoyant", {"true remaining time": CLAIRVOYANT}, SHARES, SEEDS_OF_MORE),
-        *group("ends", AGAINST, (0.0, 1.0), SEEDS_OF_MORE),
+        *group("orders", _ordered(ServersAsAsked()), CROSSED, SEEDS_OF_ORDERS),
+        *group("orders, alike", _ordered(ServersAsAsked()), CROSSED, SEEDS_OF_MORE, SweepPoint(coupled=False)),
+        *group("orders, own sizes", _ordered(AITURBO.size), ENDS, SEEDS_OF_MORE),
+        *group("priors", PRIORS, ENDS, SEEDS_OF_MORE),
         *group("parts", PARTS, SOME, SEEDS_OF_MORE), *estimates,
-        *group("uncoupled", AGAINST, (0.0, 0.5, 1.0), SEEDS_OF_MORE, SweepPoint(coupled=False)),
         *group("overload", AGAINST, SOME, SEEDS_OF_MORE, SweepPoint(load=1.8)),
+        *group("together", EVERY, SOME, SEEDS_OF_MORE, SweepPoint(load=math.inf)),
         *group("500 jobs", AGAINST, SOME, SEEDS_OF_500, SweepPoint(jobs=500)),
     ]
 
@@ -118,6 +144,30 @@ class SweepTruth:
         return workload(self.point).truth
 
 
+class DeviceUse(NamedTuple):
+    """GPUs and cores of a cluster in some stretches of a replay, as parts of all; NaN where there is no such stretch.
+
+    Busy is what computes: workers with their cores in the passes, servers in the update; not while a job starts.
+
+    Attributes:
+        hours: Length of the stretches.
+        gpus_held: GPUs that jobs hold, mean.
+        cores_held: The same of cores.
+        gap_held: 80th percentile over time of the difference of the two.
+        gpus_busy: GPUs that are busy, mean.
+        cores_busy: The same of cores.
+        gap_busy: 80th percentile over time of the difference of these two.
+    """
+
+    hours: float
+    gpus_held: float
+    cores_held: float
+    gap_held: float
+    gpus_busy: float
+    cores_busy: float
+    gap_busy: float
+
+
 class SweepResult(NamedTuple):
     """What a replay comes to.
 
@@ -126,22 +176,22 @@ class SweepResult(NamedTuple):
         short_min: Of jobs shorter than ``SHORT_S``; NaN without any.
         long_min: Of the others.
         makespan_min: From the first submission to the last end, minutes.
-        gpus_held: GPUs held, of all, mean while jobs arrive.
-        cores_held: The same of cores.
-        gap_p80: 80th percentile over that time of the difference of the two.
         decision_ms: Mean time of a decision, ms.
         restarts: Starts after the first, per job.
+        arriving: Devices while jobs arrive: from the first submission to the last.
+        waiting: Devices while some job has nothing.
+        whole: Devices from the first submission to the last end.
     """
 
     jct_min: float
     short_min: float
     long_min: float
     makespan_min: float
-    gpus_held: float
-    cores_held: float
-    gap_p80: float
     decision_ms: float
     restarts: float
+    arriving: DeviceUse
+    waiting: DeviceUse
+    whole: DeviceUse
 
 
 def measured(replay: Replay) -> SweepResult:
@@ -149,40 +199,66 @@ def measured(replay: Replay) -> SweepResult:
     trace = replay.trace
     jct_min = (replay.finish_ms - trace.submit_ms) / MS_PER_MIN
     short = replay.run_ms < SHORT_S * 1000
-    time_ms, gpu, cpu = _used(replay)
-    whole = max(float(time_ms.sum()), 1.0)
-    gap = np.abs(gpu - cpu)
-    order = np.argsort(gap)
-    reached = np.cumsum(time_ms[order]) >= 0.8 * whole
+    arriving, waiting, whole = _used(replay)
     return SweepResult(
         jct_min=float(jct_min.mean()), short_min=_mean(jct_min[short]), long_min=_mean(jct_min[~short]),
         makespan_min=float(replay.finish_ms.max() - trace.submit_ms[0]) / MS_PER_MIN,
-        gpus_held=float(gpu @ time_ms) / whole, cores_held=float(cpu @ time_ms) / whole,
-        gap_p80=float(gap[order][reached.argmax()]),
-        decision_ms=1000 * _mean(replay.round_s), restarts=float(replay.restarts.mean()),
+        decision_ms=1000 * _mean(replay.round_s), restarts=float(replay.restarts.mean()), arriving=arriving,
+        waiting=waiting, whole=whole,
     )
 
 
 def _mean(values: FloatArray) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+    return float(values.mean()) if len(values) else math.nan
 
 
-def _used(replay: Replay) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Stretches of time while jobs arrive, ms, and the parts of GPUs and cores that are held in each."""
-    runs, cluster = replay.runs, replay.cluster
-    first, last = int(replay.trace.submit_ms[0]), int(replay.trace.submit_ms[-1])
-    gpus = np.diff(runs.first_gpu) * runs.share_milli / WHOLE_GPU
-    times = np.concatenate((runs.start_ms, runs.end_ms, [first, last]))
-    order = np.argsort(times, kind="stable")
-    at = np.clip(times[order], first, last)
+def _used(replay: Replay) -> tuple[DeviceUse, DeviceUse, DeviceUse]:
+    """Devices while jobs arrive, while some job has nothing, and until all have ended."""
+    runs, cluster, submit_ms = replay.runs, replay.cluster, replay.trace.submit_ms
+    edges = np.unique(np.concatenate((runs.start_ms, runs.end_ms, submit_ms, replay.finish_ms)))
+    edges = edges[(edges >= submit_ms[0]) & (edges <= replay.finish_ms.max())]
+    cores = float(cluster.cpu_milli_N.sum())
+    held = runs.start_ms, runs.end_ms
 
-    def held(of: FloatArray, whole: float) -> FloatArray:
-        change = np.concatenate((of, -of, [0.0, 0.0]))[order]
-        found: FloatArray = np.cumsum(change)[:-1] / whole
+    def at(of: FloatArray, begin_ms: IntArray, end_ms: IntArray) -> FloatArray:
+        """The sum of what counts from a begin to an end, in each stretch between two edges."""
+        times = np.concatenate((begin_ms, end_ms))
+        order = np.argsort(times, kind="stable")
+        total = np.append(0.0, np.cumsum(np.concatenate((of, -of))[order]))
+        found: FloatArray = total[np.searchsorted(times[order], edges[:-1], side="right")]
         return found
 
-    cores = runs.cores_milli.astype(np.float64)
-    return np.diff(at).astype(np.float64), held(gpus, cluster.num_gpus), held(cores, float(cluster.cpu_milli_N.sum()))
+    gpus = np.diff(runs.first_gpu) * runs.share_milli / WHOLE_GPU
+    parts = tuple(at(of, *held) / whole for of, whole in (
+        (gpus, cluster.num_gpus), (runs.cores_milli.astype(np.float64), cores),
+        (runs.gpus_busy, cluster.num_gpus), (runs.cores_busy_milli, cores),
+    ))
+    waiting = at(np.ones(len(submit_ms)), submit_ms, replay.finish_ms) - at(np.ones(len(runs.job)), *held)
+    time_ms = np.diff(edges).astype(np.float64)
+    windows = (edges[:-1] < submit_ms[-1], waiting > 0.5, np.ones(len(time_ms), dtype=np.bool_))
+    arrive, wait, whole = (_use(time_ms[of], *(part[of] for part in parts)) for of in windows)
+    return arrive, wait, whole
+
+
+def _use(
+    time_ms: FloatArray, gpus_held: FloatArray, cores_held: FloatArray, gpus_busy: FloatArray, cores_busy: FloatArray
+) -> DeviceUse:
+    """Of stretches of so many ms, in each of which such parts of the devices are held, and busy."""
+    total = float(time_ms.sum())
+    if not total:
+        return DeviceUse(0.0, *[math.nan] * 6)
+
+    def gap(one: FloatArray, other: FloatArray) -> float:
+        found = np.abs(one - other)
+        order = np.argsort(found)
+        reached: BoolArray = np.cumsum(time_ms[order]) >= 0.8 * total
+        return float(found[order][reached.argmax()])
+
+    means = (float(of @ time_ms) / total for of in (gpus_held, cores_held, gpus_busy, cores_busy))
+    held, cores, busy, cores_at_work = means
+    return DeviceUse(
+        total / MS_PER_H, held, cores, gap(gpus_held, cores_held), busy, cores_at_work, gap(gpus_busy, cores_busy)
+    )
 
 
 class Factor(NamedTuple):
