@@ -200,8 +200,9 @@ class Rank:
                     while True:
                         time.sleep(60)
                 if at("fail", self.step):
-                    self.close_group()
-                    time.sleep(float(OPTIONS.get("linger", "0")))
+                    if "linger" in OPTIONS:  # else the others learn of it by its exit, which is after its exception
+                        self.close_group()
+                        time.sleep(float(OPTIONS["linger"]))
                     raise ValueError(f"the user's own mistake in {ME}")
                 if at("segv", self.step):
                     os.kill(os.getpid(), signal.SIGSEGV)
