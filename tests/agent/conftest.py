@@ -27,7 +27,7 @@ from brim.agent.protocol import (
     StartAttempt,
     Synced,
 )
-from tests.gang.conftest import hunt_until_gone
+from tests.gang.conftest import END_S, hunt_until_gone
 
 TIMEOUT_S = 60
 
@@ -198,7 +198,7 @@ def node():
     yield start
     for one in nodes:
         one.close()
-    left = hunt_until_gone(f"BRIM_TEST_MARK={folder}", 15)
+    left = hunt_until_gone(f"BRIM_TEST_MARK={folder}", END_S)
     del os.environ["BRIM_TEST_MARK"]
     shutil.rmtree(folder, ignore_errors=True)
     assert not left

@@ -19,8 +19,10 @@ from brim.gang.messages import StatusRequest
 RANK = Path(__file__).parent / "rank.py"
 PATIENCE_S = 60
 """Longest wait for something that must happen: no gang waits so long on a machine that works."""
-END_S = 15.0
-"""Time that a process has to end after its supervisor: the forks of a zygote end when they read that it has left."""
+END_S = 30.0
+"""Time that a process has to end after its supervisor: the forks of a zygote end when they read that it has left.
+
+Five seconds after SIGTERM they are killed; a machine may stall for ten."""
 
 
 class Launched:
@@ -144,7 +146,7 @@ class Peer:
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(5)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.connect(path)
         self.decoder = Decoder()
         self.received = []

@@ -22,7 +22,7 @@ from brim.gang.messages import (
     Waiting,
 )
 from brim.gang.rank_process import RankProcess
-from tests.gang.conftest import RANK
+from tests.gang.conftest import PATIENCE_S, RANK
 
 
 def training(size):
@@ -127,14 +127,13 @@ def test_a_killed_rank_is_replaced_where_that_was_asked_for(launch):
     assert status["members"] == [1, 2]
 
 
-@pytest.mark.timing
 def test_a_preemption_is_announced_and_ends_with_75(launch):
-    gang = launch("--nproc", 3, RANK)
+    gang = launch("--nproc", 3, "--grace", 60, RANK)
     gang.until(training(3))
     start_s = time.monotonic()
     gang.process.send_signal(signal.SIGTERM)
     assert gang.wait() == 75
-    assert time.monotonic() - start_s < 2
+    assert time.monotonic() - start_s < 30, "SIGTERM would have come after 55 s"
     assert "SIGKILL" not in gang.stderr()
     said = r"brim: preempted at step \d+, saved to nowhere; start the same command again to resume"
     assert re.fullmatch(said, gang.stderr().splitlines()[-1])
@@ -155,14 +154,13 @@ def test_a_resumable_code_of_a_rank_that_was_not_asked_to_stop_is_a_failure(laun
     assert f"rank 1 failed first: exited with {code}, though it was not asked to stop" in gang.stderr()
 
 
-@pytest.mark.timing
 def test_a_rank_that_ignores_messages_and_sigterm_is_killed_at_the_end_of_the_grace(launch):
     gang = launch("--nproc", 2, RANK, "ignore")
     gang.until(training(2))
     start_s = time.monotonic()
     assert gang.request(PreemptRequest(grace_s=1.5)).ok
     assert gang.wait() == 75
-    assert 1.4 < time.monotonic() - start_s < 3
+    assert time.monotonic() - start_s > 1.4
     assert gang.stderr().count("is still running: SIGKILL") == 2
 
 
@@ -264,9 +262,12 @@ def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
     assert gang.wait() == 75, gang.stderr()
 
 
-def test_the_ends_of_ranks_are_known_although_the_zygote_is_stopped(launch):
-    gang = launch("--nproc", 2, RANK, "steps=1000")
-    os.kill(gang.until(training(2))["zygote"], signal.SIGSTOP)
+def test_the_ends_of_ranks_are_known_although_the_zygote_is_stopped(launch, tmp_path):
+    builds = tmp_path / "builds"
+    builds.touch()
+    gang = launch("--nproc", 2, RANK, "steps=100", f"build={builds}")
+    os.kill(gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)["zygote"], signal.SIGSTOP)
+    builds.unlink()
     assert gang.wait() == 0, gang.stderr()
     assert "does not answer: SIGKILL" in gang.stderr()
 
@@ -278,7 +279,7 @@ def test_a_gang_whose_zygote_has_started_no_rank_ends_when_preempted(launch, tmp
     zygote = gang.until(lambda status: status["zygote"])["zygote"]
     if number == signal.SIGSTOP:
         os.kill(zygote, number)
-    assert gang.request(PreemptRequest(grace_s=1.0)).ok
+    assert gang.request(PreemptRequest(grace_s=1.0 if number == signal.SIGSTOP else 60.0)).ok
     if number == signal.SIGTERM:
         os.kill(zygote, number)
     assert gang.wait(40) == 75, gang.stderr()
@@ -306,18 +307,15 @@ def test_nohup_is_respected(launch):
     assert gang.status()["state"] == "running"
 
 
-@pytest.mark.timing
 def test_a_peer_that_never_reads_delays_nobody(launch, peer):
     gang = launch("--nproc", 1, RANK)
     gang.until(training(1))
     deaf = peer(gang.control)
     deaf.socket.setblocking(False)
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + PATIENCE_S
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         ask_until(deaf, deadline_s)
-    start_s = time.monotonic()
     stepping(gang)
-    assert time.monotonic() - start_s < 3
 
 
 def ask_until(deaf, deadline_s):

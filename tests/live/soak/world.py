@@ -44,7 +44,7 @@ from brim.kernel_cache import is_ready
 from brim.live.records import AttemptRecord, JobRecord
 from brim.live.requests import JobRequest
 from brim.live.store.rows import ATTEMPT_COLUMNS, JOB_COLUMNS, read_attempt, read_job
-from tests.gang.conftest import hunt, hunt_until_gone
+from tests.gang.conftest import END_S, hunt, hunt_until_gone
 from tests.live.soak.plain_job import LINES_PER_S
 from tests.live.soak.witness import holders
 
@@ -159,7 +159,7 @@ class Soak:
             assert bystander.poll() is None, "a stranger was killed"
             self.agent.stop()
             self.controller.stop()
-            left = hunt_until_gone(f"{MARK}={self.folder}", 15)
+            left = hunt_until_gone(f"{MARK}={self.folder}", END_S)
             assert not left, f"left behind: {left}"
             assert not (held := holders(self.folder / "locks")), f"still held: {held}"
         finally:
