@@ -26,8 +26,9 @@ from brim.gang.launch_config import LaunchConfig
 from brim.gang.messages import ResizeRequest, StatusRequest
 from brim.gang.supervisor import Supervisor
 from tests import zygotes
+from tests.elastic.pace import allow
 from tests.elastic.storm import JOB, living, step_of
-from tests.gang.conftest import hunt, hunt_until_gone
+from tests.gang.conftest import END_S, hunt, hunt_until_gone
 
 MARK = "BRIM_MID_RESIZE"
 OLD = ("cpu0", "cpu1")
@@ -67,6 +68,7 @@ def run(folder: Path, case: Case, zygote: str | None) -> dict:
     answers = folder / "answers"
     answers.mkdir(parents=True)
     mark = f"{MARK}={folder}"
+    allow(answers, BEGIN_STEP)  # no further until the victim is found, which takes long where the machine stalls
     before, after = CHANGES[case.change]
     pid = start(folder, case, before, zygote)
     try:
@@ -74,6 +76,8 @@ def run(folder: Path, case: Case, zygote: str | None) -> dict:
         old = {rank["id"] for rank in status(folder)["ranks"]}
         answer = send_request(str(folder / "s"), ResizeRequest(len(after), after))
         assert answer.ok, answer.detail
+        if not case.must_be_found:
+            allow(answers)
         time.sleep(case.delay_s)
         deadline_s = time.monotonic() + WAIT_S
         while not (victim := find(folder, case.victim, pid, old, after)) and case.must_be_found:
@@ -81,6 +85,7 @@ def run(folder: Path, case: Case, zygote: str | None) -> dict:
             time.sleep(0.01)
         if victim:
             os.kill(victim, signal.SIGKILL)
+        allow(answers)
         code, deadline_s = None, time.monotonic() + WAIT_S
         while code is None:
             code = ended(pid)
@@ -91,7 +96,7 @@ def run(folder: Path, case: Case, zygote: str | None) -> dict:
             assert time.monotonic() < deadline_s, f"hangs: {json.dumps(now)}"
             time.sleep(0.05)
         pid = 0
-        assert not (left := hunt_until_gone(mark, 10)), f"left behind: {left}"
+        assert not (left := hunt_until_gone(mark, END_S)), f"left behind: {left}"
         if case.victim == "supervisor" and victim:
             assert code == -signal.SIGKILL
             for path in answers.glob("*.json"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.elastic.mid_resize import MARK, OLD, Case, run, start
-from tests.gang.conftest import hunt_until_gone
+from tests.gang.conftest import END_S, hunt_until_gone
 from tests.sampling import sample
 
 CASES = [("grow", "joins"), ("move", "leaves"), *sample(
@@ -38,7 +38,7 @@ def digests(place, zygote) -> set[str]:
     folder = place / "undisturbed"
     (folder / "answers").mkdir(parents=True)
     os.waitpid(start(folder, case("grow", "joins"), OLD, zygote), 0)
-    assert not hunt_until_gone(f"{MARK}={folder}", 10)
+    assert not hunt_until_gone(f"{MARK}={folder}", END_S)
     return {json.loads(path.read_text())["digest"] for path in (folder / "answers").glob("*.json")}
 
 
