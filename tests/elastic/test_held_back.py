@@ -47,7 +47,9 @@ for epoch in run.epochs(8, steps=int(sys.argv[3])):
     begun.append(epoch)
     for a, b in run.steps(loader):
         if ident < 4 and run.steps_done >= 2 and case != "last":
-            time.sleep(0.1 if run.steps_done < 12 or run.world_size == 4 else 1.0)  # until the new rank has come
+            time.sleep(0.1)
+            while run.steps_done >= 12 and run.world_size < 4 and not (folder / "comes").exists():
+                time.sleep(0.02)
         if run.begins_step and case == "evaluation in a step":
             evaluate()
         if case == "last" and ident == 3 and run.steps_done == run_to - 1:
@@ -93,6 +95,9 @@ def test_a_rank_that_comes_back_runs_the_code_at_the_end_of_an_epoch_once(tmp_pa
     forked.run(script, alone, case, steps, zygote=zygote, check=True)
     gang = Gang(tmp_path, 4, tmp_path, case, steps, zygote=zygote, job=script, replace=1)
     try:
+        if case != "last":
+            gang.until(lambda status: 4 in status["members"])
+            (tmp_path / "comes").touch()
         assert gang.process.wait(150) == 0, gang.stderr()
     finally:
         gang.close()

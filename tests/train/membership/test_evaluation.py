@@ -22,7 +22,7 @@ from brim.train.membership.evaluation import random_numbers_kept
 from brim.train.position import Position
 from brim.train.run import EVALUATION_ATTEMPTS
 from tests import forked
-from tests.elastic.storm import Gang, living, storm
+from tests.elastic.storm import Event, Gang, living, storm
 from tests.train.gangs import on_ranks
 from tests.train.models import Rows, loss_of
 
@@ -299,8 +299,10 @@ torch.set_num_threads(1)
 import brim.train as bt
 from pathlib import Path
 from torch import nn
+from tests.elastic.pace import wait_until_allowed
 from tests.train.models import Rows, loss_of
 out, where = Path(sys.argv[1]), sys.argv[2]
+steps = os.open(out / "step", os.O_CREAT | os.O_WRONLY)
 run = bt.start(logical_workers=4, seed=5)
 model = nn.Sequential(nn.Linear(20, 8), nn.Dropout(0.3), nn.Linear(8, 5))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -321,14 +323,14 @@ def evaluate():
 model.eval()
 for epoch in run.epochs(4):
     for x, y in run.steps(loader):
+        wait_until_allowed(out, run.steps_done)
         if where == "step" and run.begins_step and run.steps_done % 5 == 0:
             found[run.steps_done] = run.evaluate(evaluate)
         model.train()
         run.backward(loss_of(model(x), y))
         model.eval()
-        run.step()
-        if run.world_size == 1 and os.environ["BRIM_ID"] != "alone":
-            time.sleep(0.2)  # so that a new rank comes in time
+        if run.step():
+            os.pwrite(steps, b"%8d" % run.steps_done, 0)
     if where == "epoch":
         found[run.steps_done] = run.evaluate(evaluate)
 name = os.environ.get("BRIM_ID", "alone")
@@ -384,7 +386,8 @@ def test_an_evaluation_in_which_a_rank_dies_is_done_again(tmp_path, zygote, wher
     alone.mkdir()
     forked.run(job, alone, where, zygote=zygote, env={**os.environ, "BRIM_ID": "alone"}, check=True)
     expected = json.loads((alone / "alone.json").read_text())
-    weather = storm(tmp_path, [], where, ranks=2, zygote=zygote, replace=replace, job=job)
+    events = [Event(8, "await")] * replace
+    weather = storm(tmp_path, events, where, ranks=2, zygote=zygote, replace=replace, job=job)
     assert weather.code == 0, weather.stderr
     assert weather.digests == {expected["digest"]}
     (survivor,) = [answer for answer in weather.answers if len(answer["found"]) == len(expected["found"])][:1]
@@ -417,8 +420,8 @@ def dies():
     if me == "1" and run.epoch == 0:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
-    if me != "1" and run.epoch == 0:
-        time.sleep(10.0)  # the new rank is there when the group breaks
+    while me == "0" and run.epoch == 0 and not (out / "go").exists():
+        time.sleep(0.02)  # the new rank is there when the group breaks
 
 def first():
     if case == "first":
@@ -469,10 +472,16 @@ def test_a_rank_that_joins_in_an_evaluation_runs_the_code_at_the_end_of_the_epoc
     tmp_path, zygote, case
 ):
     expected, job = joined(zygote, tmp_path, case)
-    weather = storm(tmp_path, [], case, ranks=2, zygote=zygote, replace=1, job=job)
-    assert weather.code == 0, weather.stderr
-    assert len(weather.answers) == 2
-    for answer in weather.answers:
+    gang = Gang(tmp_path, 2, tmp_path, case, zygote=zygote, job=job, replace=1)
+    try:
+        gang.until(lambda status: any(rank["id"] == 2 and rank["state"] == "ready" for rank in status["ranks"]))
+        (tmp_path / "go").touch()
+        assert gang.process.wait(60) == 0, gang.stderr()
+    finally:
+        gang.close()
+    answers = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(answers) == 2
+    for answer in answers:
         assert answer["digest"] == expected["digest"]
         assert answer["state"] == expected["state"]
         for values in answer["found"].values():
