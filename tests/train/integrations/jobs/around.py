@@ -1,5 +1,6 @@
 """What the jobs of the callback tests train, and what they do to themselves at a given step."""
 
+import gc
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from torch import nn
 
 from brim.gang.client import send_request
 from brim.gang.messages import PreemptRequest, ResizeRequest, StatusRequest, StopRequest, TuneSettings
+from brim.train.membership.supervisor_client import SupervisorClient
 
 SAMPLES = 44
 
@@ -37,10 +39,13 @@ def after(step, out):
         }[what]  # fmt: skip
         while not all(rank["state"] == "joined" for rank in _status()["ranks"]):
             time.sleep(0.01)
+        before = _status()["command"]
         answer = send_request(os.environ["BRIM_CONTROL"], message)
         Path(out).mkdir(parents=True, exist_ok=True)
         (Path(out) / f"answer-{what}").write_text(answer.detail)
-        time.sleep(0.1)
+        (client,) = (each for each in gc.get_objects() if isinstance(each, SupervisorClient))
+        while before < (newest := _status()["command"]) and client.newest_command < newest:  # a thread reads it
+            time.sleep(0.01)
 
 
 def _status():
