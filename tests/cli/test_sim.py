@@ -402,18 +402,50 @@ def test_a_choice_of_all_jobs_keeps_the_record(recorded, args):
     assert found["recorded"]["jobs"] == 3
 
 
+HALTS = """
+import os, signal
+from dataclasses import replace
+from multiprocessing import parent_process
+from brim.cli import replays
+from brim.policies.presets import find_policy
+
+def halting(*args, on_progress, run=replays.replay, **more):
+    left = [signal.SIGSTOP]
+    def halt(ended, now_ms):
+        if left:
+            os.kill(os.getpid(), left.pop())
+        return on_progress(ended, now_ms)
+    return run(*args, on_progress=halt, **more)
+
+if parent_process() is not None:
+    replays.replay = halting
+policy = replace(find_policy("{shipped}"), name="{shipped}-halts")
+"""
+"""A policy file: the process that replays it stops when it first tells how far it is."""
+
+
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
     path = tmp_path / "big.parquet"
-    brim("trace", "synth", "philly", path, "--num-jobs", 120_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
+    brim("trace", "synth", "philly", path, "--num-jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
+    for shipped in ("srtf", "las"):
+        (tmp_path / f"{shipped}.py").write_text(HALTS.format(shipped=shipped))
     brim_sim = [sys.executable, "-m", "brim.cli.main", "sim"]
-    args = [*brim_sim, "compare", path, "-c", "16x8xV100", "-p", "srtf,las", "--json"]
+    args = [*brim_sim, "compare", path, "-c", "16x8xV100", "-p", "./srtf.py,./las.py", "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(args, **pipes, text=True, start_new_session=True) as run:
-        while not _both_replay(run.pid):
-            assert run.poll() is None, "the replays ended before they could be interrupted"
-            time.sleep(0.1)
-        os.killpg(run.pid, signal.SIGINT)
-        out, err = run.communicate(timeout=60)
+    with subprocess.Popen(args, **pipes, cwd=tmp_path, text=True, start_new_session=True) as run:
+        try:
+            while len(halted := _halted(run.pid)) < 2:
+                assert run.poll() is None, run.stderr.read()
+                time.sleep(0.02)
+            os.killpg(run.pid, signal.SIGINT)
+            while "stopping" not in run.stderr.readline():
+                assert run.poll() is None
+            for child in halted:
+                child.resume()
+            out, err = run.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
     assert run.returncode == 130, err
     found = json.loads(out)
     assert found["results"]
@@ -423,20 +455,28 @@ def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
     assert "Traceback" not in err
 
 
-def _both_replay(pid):
-    """Whether two processes have computed for longer than they take to start (2 s), and shorter than a replay (8 s)."""
-    times = [child.cpu_times() for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
-    return len(times) == 2 and all(time.user + time.system > 4 for time in times)
+def _halted(pid):
+    """Children of a process that are stopped."""
+    return [child for child in psutil.Process(pid).children() if child.status() == psutil.STATUS_STOPPED]
+
+
+def comparison(tmp_path):
+    """Compare two policies that sleep in each round, so that no replay ends before a test has done what it does."""
+    path = tmp_path / "big.parquet"
+    brim("trace", "synth", "philly", path, "-n", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
+    slow = MINE.format(name="Slow", body="import time; time.sleep(0.002); return np.arange(len(snapshot.jobs))")
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(slow.replace('"mine"', f'"{name}"'))
+    args = [sys.executable, "-m", "brim.cli.main", "sim", "compare", path, "-c", "16x8xV100"]
+    return subprocess.Popen(
+        [*args, "-p", "./one.py,./other.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
     """A worker that Ctrl-C ended while it started left its parent writing the trace to a pipe without a reader."""
-    path = tmp_path / "big.parquet"
-    brim("trace", "synth", "philly", path, "-n", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
-    args = [sys.executable, "-m", "brim.cli.main", "sim", "compare", path, "-c", "16x8xV100", "-p", "srtf,las"]
-    with subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
+    with comparison(tmp_path) as run:
         children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
         while not any("spawn_main" in _command(pid) for pid in children.read_text().split()):
             assert run.poll() is None
@@ -453,12 +493,7 @@ def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
 
 def test_a_worker_process_that_is_killed_while_it_starts_ends_the_comparison_with_one_line(tmp_path):
     """Its parent wrote the trace to a pipe of which it held both ends itself, for ever."""
-    path = tmp_path / "big.parquet"
-    brim("trace", "synth", "philly", path, "-n", 40_000, "--seed", 3, "--cluster", "8x8xV100", "--load", 1)
-    args = [sys.executable, "-m", "brim.cli.main", "sim", "compare", path, "-c", "8x8xV100", "-p", "fair,tiresias"]
-    with subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
+    with comparison(tmp_path) as run:
         children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
         while not (workers := [pid for pid in children.read_text().split() if "spawn_main" in _command(pid)]):
             assert run.poll() is None
