@@ -11,13 +11,16 @@ import time
 
 import pytest
 
+from brim.cli import compiling
 from brim.cli.compiling import CompileStep, compile_first
 
 COMPILES = """
 import sys, time
 sys.path.insert(0, {folder!r})
 import kernel
+from brim.cli import compiling
 from brim.cli.compiling import CompileStep, compile_first
+compiling.QUIET_S = {quiet_s}
 compile_first([
     CompileStep(name=name, key=name, run=lambda: (time.sleep({sleep_s}), kernel.doubled(21)))
     for name in ("fifo", "srtf")
@@ -27,11 +30,16 @@ print(kernel.doubled(21))
 DONE = r"brim: compiled the scheduling kernels in \d+ s of CPU time"
 
 
-def compiles(tmp_path, sleep_s):
-    """A process that compiles a kernel in two steps, in an empty cache; each step takes so long, and a little more."""
+def compiles(tmp_path, sleep_s, quiet_s=1.0):
+    """A process that compiles a kernel in two steps, in an empty cache; each step takes so long, and a little more.
+
+    Args:
+        quiet_s: Time from which on a step is reported.
+    """
     (tmp_path / "kernel.py").write_text("from brim.compiled import njit\n\n@njit\ndef doubled(x):\n    return x + x\n")
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    return {"args": [sys.executable, "-c", COMPILES.format(folder=str(tmp_path), sleep_s=sleep_s)], "env": env}
+    code = COMPILES.format(folder=str(tmp_path), sleep_s=sleep_s, quiet_s=quiet_s)
+    return {"args": [sys.executable, "-c", code], "env": env}
 
 
 @pytest.fixture
@@ -89,8 +97,9 @@ def test_an_interrupt_names_the_compilation_and_no_policy(tmp_path):
 
 
 def test_what_takes_less_than_a_second_is_not_reported(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # a step that needs nothing new, on however slow a machine
-    assert piped(compiles(tmp_path, 0)) == []
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # a step that needs nothing new
+    assert compiling.QUIET_S == 1.0
+    assert piped(compiles(tmp_path, 0, quiet_s=100.0)) == []  # in place of the second, on however slow a machine
 
 
 SLOW = """
