@@ -50,7 +50,7 @@ def ask(app, method, target, body=b"", *, uid=None, headers=None, host="localhos
             ]:
                 closed.set()
 
-        await asyncio.wait_for(app(scope, receive, send), 10)
+        await asyncio.wait_for(app(scope, receive, send), 60)
 
     asyncio.run(run())
     start = sent[0]
