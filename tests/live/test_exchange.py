@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -41,18 +42,22 @@ class _ByProgress:
     """
 
     resizes_running: ClassVar[bool] = True
+    before_first: Callable[[], object] = bool
 
     def __call__(self, snapshot, beliefs, order):
         asked, jobs = as_asked(snapshot), snapshot.jobs
         turn = jobs.samples_done // (BATCH * STEPS // 3)
+        if turn.any():
+            self.before_first()
         by_turn = asked._replace(on_gpu=asked.on_gpu & ((jobs.cpu_ranks_max == 0) | (turn % 2 == 0)))
         return sizes_of(snapshot, picked(jobs.phase == Phase.STARTING, present(snapshot), by_turn))
 
 
-def by_progress() -> Policy:
+def by_progress(before_first: Callable[[], object] = bool) -> Policy:
+    """The policy; before it exchanges a job, and in all rounds after, it calls what is given."""
     base = find_policy("fifo")
     return Policy(
-        name="by-progress", order=Arrival(), size=_ByProgress(), place=WorkersAndServers(), feed=base.feed,
+        name="by-progress", order=Arrival(), size=_ByProgress(before_first), place=WorkersAndServers(), feed=base.feed,
         fill=base.fill, period_ms=200,
     )
 
@@ -105,8 +110,16 @@ def test_an_exchanged_job_makes_every_sample_once(box: Box, undisturbed: str) ->
 
 @pytest.mark.parametrize("killed", ["controller", "rank"])
 def test_a_kill_during_the_exchange_loses_nothing(box: Box, undisturbed: str, killed: str) -> None:
+    stopped: list[int] = []
+
+    def stop_rank() -> None:
+        """Else it might leave before it is killed."""
+        if not stopped:
+            stopped.extend(map(int, re.findall(r"^process (\d+)$", said(box, 1, 1), re.M)))
+            os.kill(stopped[0], signal.SIGSTOP)
+
     async def exchanging(service: ClusterService) -> int:
-        [job] = await box.submit(service, training(box, 0.3))  # it goes on for a step after it was told to stop
+        [job] = await box.submit(service, training(box))
         await until(lambda: any(one.stop_reason == "exchanged" for one in attempts_of(service, job)), "an exchange")
         return job
 
@@ -117,8 +130,7 @@ def test_a_kill_during_the_exchange_loses_nothing(box: Box, undisturbed: str, ki
         job = 1
         if killed == "rank":
             job = await exchanging(service)
-            [pid] = re.findall(r"^process (\d+)$", said(box, job, 1), re.M)
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(stopped[0], signal.SIGKILL)
             await until(lambda: attempts_of(service, job)[0].outcome, "the end of the attempt")
             assert attempts_of(service, job)[0].exit_code == 128 + signal.SIGKILL
         await in_state(service, job, "finished")
@@ -127,7 +139,7 @@ def test_a_kill_during_the_exchange_loses_nothing(box: Box, undisturbed: str, ki
     box.start_agent()
     if killed == "controller":
         run_and_kill(box, until_it_is_exchanged, by_progress(), CLUSTER)
-    running(box, to_its_end, by_progress(), CLUSTER)
+    running(box, to_its_end, by_progress(stop_rank if killed == "rank" else bool), CLUSTER)
 
 
 def test_under_aiturbo_a_job_begins_on_cpu_and_goes_on_on_a_gpu_that_is_left(box: Box) -> None:
