@@ -141,7 +141,7 @@ class OnOneDevice:
 def test_a_job_that_is_moved_to_other_devices_keeps_its_attempt_and_its_result(box: Box) -> None:
     """All devices on which its state is are taken from it in one decision: new ranks receive the state first."""
     script, moved = Path(__file__).parents[1] / "elastic" / "job.py", box.folder / "moved"
-    words = [sys.executable, str(script), "{}", "--epochs", "6", "--pause", "0.1", "--checkpoint"]
+    words = [sys.executable, str(script), "{}", "--epochs", "12", "--pause", "0.1", "--checkpoint"]
 
     def command(folder: str) -> list[str]:
         (box.folder / folder).mkdir()
@@ -166,5 +166,5 @@ def test_a_job_that_is_moved_to_other_devices_keeps_its_attempt_and_its_result(b
         assert (service.job(job).attempt, service.job(job).preemptions) == (1, 0)
 
     running(box, scenario, policy)
-    forked.run(*command("stays")[1:], zygote=zygotes.of_tests(), check=True)
+    forked.run(*command("stays")[1:], "--pause", "0", zygote=zygotes.of_tests(), check=True)
     assert answer("moves") == answer("stays")
