@@ -32,9 +32,14 @@ def dump(slurm, *, more="", profile=""):
 def recorded(tmp_path_factory):
     """Jobs of every kind that can be had on one machine; name -> id, and two dumps of them."""
     folder = tmp_path_factory.mktemp("dump")
+
+    def after(name, script):
+        """A script that begins when the file is there: each of these commands may take seconds."""
+        return f"until test -e {folder / name}; do sleep 0.1; done; {script}"
+
     with slurm_running() as slurm:
         ids = {
-            "untyped": (first := slurm.submit("--gpus=2", "-t", "30", script="sleep 2")),
+            "untyped": (first := slurm.submit("--gpus=2", "-t", "30", script=after("submitted", "sleep 2"))),
             "exclusive": slurm.submit("--gpus=1", "--exclusive", "-w", "a3", script="sleep 2"),
             "dependent": slurm.submit("--gpus=1", "-d", f"afterany:{first}"),
             "begin": slurm.submit("--gpus=1", "--begin=now+10"),
@@ -44,24 +49,27 @@ def recorded(tmp_path_factory):
                                "-p", "t", "--gpus=1"),
             "typed": slurm.submit("--gpus=a100:1", "-c", "3", "--mem=6000M", "-t", "1-00:00:00"),
             "gres": slurm.submit("-p", "t", "--gres=gpu:t4:2"),
-            "wide": slurm.submit("-N2", "--gpus-per-node=4", "-t", "UNLIMITED"),
+            "wide": slurm.submit("-N2", "--gpus-per-node=4", "-t", "UNLIMITED", script=after("submitted", "sleep 1")),
             "cpu": slurm.submit("-c", "4"),
             "fails": slurm.submit("--gpus=1", script="exit 3"),
             "cancelled": slurm.submit("-N2", "--gpus-per-node=4"),  # waits for "wide"
             "array": slurm.submit("--gpus=1", "--array=0-19", script="true"),
             "pipe": slurm.submit("--gpus=1", "-J", "a|b"),
             "umlaut": slurm.submit("--gpus=1", "-J", "Kühn"),
-            "requeued": slurm.submit("-p", "t", "--gpus=1", "--requeue", script="sleep 3"),
+            "requeued": slurm.submit("-p", "t", "--gpus=1", "--requeue", script=after("requeued", "sleep 3")),
         }
         slurm.run("scancel", ids["cancelled"])
+        (folder / "submitted").touch()
         slurm.wait_until_running(ids["requeued"])
         slurm.run("scontrol", "requeue", ids["requeued"])
+        (folder / "requeued").touch()
         time.sleep(4)
         slurm.run("scontrol", "release", ids["held"])
         slurm.wait_until_empty()
-        ids["meanwhile"] = slurm.submit("-p", "t", "--gpus=2", script="sleep 3")
+        ids["meanwhile"] = slurm.submit("-p", "t", "--gpus=2", script=after("over", "true"))
         slurm.wait_until_running(ids["meanwhile"])
         slurm.run("scontrol", "requeue", ids["gres"])  # it has ended long ago, on the same GPUs
+        (folder / "over").touch()
         slurm.wait_until_empty()
         for name, more in (("jobs.txt", ""), ("named.txt", "JobName,")):
             (folder / name).write_bytes(dump(slurm, more=more))
