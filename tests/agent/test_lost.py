@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.agent import attempt_files, leftovers
+from brim.agent import adoption, attempt_files, leftovers
 from brim.agent.adoption import found_attempts
 from brim.agent.attempt import _lock
 from brim.agent.protocol import LOST, NONE, ORDERS, RUNNING, STOPPED, StartAttempt, StopAttempt
@@ -96,7 +96,8 @@ def test_a_process_that_has_the_id_of_one_that_ended_is_left_alone():
         stranger.wait()
 
 
-def test_an_attempt_whose_agent_was_killed_before_it_said_who_it_is_is_adopted(tmp_path):
+def test_an_attempt_whose_agent_was_killed_before_it_said_who_it_is_is_adopted(tmp_path, monkeypatch):
+    monkeypatch.setattr(adoption, "BEGIN_S", 60.0)
     folder = tmp_path / "7-1"
     folder.mkdir()
     order = StartAttempt(job=7, attempt=1, sequence=1, capture="c", digest="d", devices=(0,))
