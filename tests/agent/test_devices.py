@@ -158,6 +158,14 @@ def test_a_driver_that_hangs_quarantines_all_and_refuses_starts_until_it_answers
     assert gpus.pids() != before
 
 
+def test_a_stall_of_the_agent_is_no_fault_of_the_driver_which_has_its_time_again(gpus, monkeypatch):
+    for later_ms, state in ((0, OPEN), (10_000, OPEN), (0, QUARANTINED)):  # it asks, stalls, and waits in vain
+        at_ms = gpus.next_ms() + later_ms
+        monkeypatch.setattr(module, "now_ms", lambda at_ms=at_ms: at_ms)
+        gpus.poll({})
+        assert states(gpus) == [state, state]
+
+
 def test_a_killed_reader_is_started_again(gpus):
     before = gpus.pids()
     os.kill(next(iter(before)), 9)

@@ -22,6 +22,8 @@ from brim.gang.environment import CPU
 
 ANSWER_MS: Final = 2_000
 """How long NVML may take. Ours: it takes milliseconds; a driver in trouble takes for ever."""
+STALL_MS: Final = 500
+"""A look that comes so much later than it was due comes after a stall of this process, as of the machine. Ours."""
 FIRST_ANSWER_S: Final = 30.0
 """The same for the first answer, for which the driver may have to be loaded. Ours."""
 LOOK_MS: Final = 1_000
@@ -184,10 +186,12 @@ class Gpus:
     def poll(self, held: Mapping[int, Collection[int]]) -> None:
         """See `Devices`."""
         self._held = held
-        at_ms = self.next_ms()
-        if at_ms is None or now_ms() < at_ms:
+        at_ms, at_present_ms = self.next_ms(), now_ms()
+        if at_ms is None or at_present_ms < at_ms:
             return
-        if self._asked_ms is not None:
+        if self._asked_ms is not None and at_present_ms - at_ms > STALL_MS:
+            self._asked_ms = at_present_ms  # NVML may have stalled as well, or has answered: it has its time again
+        elif self._asked_ms is not None:
             self._fail(f"NVML has not answered for {ANSWER_MS / 1000:g} s")
         else:
             self._ask()
