@@ -132,6 +132,7 @@ class OnOneDevice:
     place: Place
     moved: Path
     moves_running: ClassVar[bool] = True
+    acts_when_idle: ClassVar[bool] = True
 
     def __call__(self, snapshot, beliefs, order, sizes):
         grants = self.place(snapshot, beliefs, order, sizes)

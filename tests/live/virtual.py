@@ -384,7 +384,7 @@ class Chances:
         return cls(**{
             name: rng.choice((0.0, 0.0, rng.random() * most)) for name, most in (
                 ("lost", 0.2), ("late", 0.5), ("twice", 0.3), ("crash", 0.15), ("disconnect", 0.05),
-                ("agent_dies", 0.02), ("clock_jumps", 0.03), ("disk_full", 0.05),
+                ("agent_dies", 0.02), ("clock_jumps", 0.1), ("disk_full", 0.05),
                 ("killed", 0.05),
             )
         })
