@@ -19,6 +19,7 @@ that sharing, feeding and filling have something to decide.
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections import Counter
 from dataclasses import replace
@@ -157,6 +158,8 @@ def rounds_ms(name: str, rounds: int = ROUNDS, **load_of: Any) -> tuple[np.ndarr
     """CPU milliseconds of the first rounds and of those after them, and what the policy did in the latter."""
     load, taken = Load(PRESETS[name], **load_of), []
     load.submit(0)
+    gc.collect()
+    gc.freeze()  # as the service does when it has started
     for step in range(FIRST + rounds):
         now_ms = step * STEP_MS + 1
         if step:

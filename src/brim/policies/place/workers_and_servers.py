@@ -73,19 +73,20 @@ class WorkersAndServers:
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
         """See ``Place``."""
         jobs = snapshot.jobs
-        room, has, asks = _Room(snapshot), _held(snapshot), _asks(snapshot, sizes)
+        room, has = _Room(snapshot), _held(snapshot)
         for ranks in has.values():
             room.take(ranks)
         why, blocker = np.full(len(jobs), int(Why.NOT_NOW)), np.full(len(jobs), NONE)
+        decided = sizes.gpus > 0 if not len(sizes.cpu_workers) else sizes.gpus + sizes.cpu_workers > 0
+        decided[list(has)] = True
+        for phase, reason in _WHY_OF_PHASE.items():
+            why[jobs.phase == phase], decided[jobs.phase == phase] = reason, False
         given: dict[int, list[_Rank]] = {}
         later = [row for row in order.tolist()[::-1] if row in has]  # those that have to give way first come first
         stopped = False
-        for row in order.tolist():
-            phase = int(jobs.phase[row])
-            if phase in _WHY_OF_PHASE:
-                why[row] = _WHY_OF_PHASE[phase]
-                continue
-            ask, mine = asks[row], has.pop(row, None)
+        rows = order[decided[order]]
+        for row, ask in zip(rows.tolist(), _asks(snapshot, sizes, rows), strict=True):
+            mine = has.pop(row, None)
             if mine is not None:
                 later.remove(row)
                 if _counts(mine) == ask[:5]:
@@ -149,6 +150,7 @@ class _Room:
     def __init__(self, snapshot: Snapshot) -> None:
         nodes = snapshot.nodes
         self._type, self._open = nodes.gpu_type, nodes.is_open
+        self._types = np.unique(self._type).tolist()
         self.cores, self.mem = nodes.cpu_milli.copy(), nodes.mem_mib.copy()
         there = np.arange(int(nodes.gpus.max(initial=0))) < nodes.gpus[:, None]
         if nodes.withheld.size:
@@ -186,7 +188,7 @@ class _Room:
         """Places for a gang on GPUs of one type, None if there are none."""
         types = [ask.gpu_type]
         if ask.gpu_type == NONE:
-            types = np.unique(self._type).tolist() if ask.gpus else [NONE]
+            types = self._types if ask.gpus else [NONE]
         return next(filter(None, (self._on(gpu_type, ask, {rank.node for rank in mine}) for gpu_type in types)), None)
 
     def _on(self, gpu_type: int, ask: _Ask, known: set[int]) -> list[_Rank] | None:
@@ -202,11 +204,13 @@ class _Room:
             for left, each in ((cores, milli), (mem, ask.rank_mib)):
                 if each:
                     fits = np.minimum(fits, left // each)
-            order = np.lexsort((-cores, -free, ~near))
-            taken = np.diff(np.minimum(np.cumsum(np.maximum(fits, 0)[order]), count), prepend=0)
-            on, taken = order[taken > 0], taken[taken > 0]
-            if taken.sum() < count:
+            fits = np.maximum(fits, 0)
+            if fits.sum() < count:
                 return None
+            order = np.lexsort((-cores, -free, ~near))
+            taken = np.minimum(np.cumsum(fits[order]), count)
+            taken[1:] -= taken[:-1].copy()
+            on, taken = order[taken > 0], taken[taken > 0]
             cores[on] -= taken * milli
             mem[on] -= taken * ask.rank_mib
             near[on] = True
@@ -221,11 +225,10 @@ class _Room:
             left = self.gpus[node]
             gpus = np.argsort(np.where(left >= ask.share_milli, left, 2 * WHOLE_GPU), kind="stable")[:count].tolist()
             found += [_Rank(node, gpu, ask.share_milli, ask.rank_milli, ask.rank_mib) for gpu in gpus]
-        any_number, equally = np.full(len(cores), max(ask.cpu_workers, ask.servers)), np.zeros_like(cores)
         for count, kind, milli in (
             (ask.cpu_workers, ON_CPU, ask.worker_milli), (ask.servers, SERVER, ask.server_milli)
         ):
-            on_nodes = take(count, milli, any_number, equally) if count else []
+            on_nodes = take(count, milli, np.full_like(cores, count), np.zeros_like(cores)) if count else []
             if on_nodes is None:
                 return None
             for node, fits in on_nodes:
@@ -250,20 +253,17 @@ def _held(snapshot: Snapshot) -> dict[int, list[_Rank]]:
     return found
 
 
-def _asks(snapshot: Snapshot, sizes: Sizes) -> list[_Ask]:
+def _asks(snapshot: Snapshot, sizes: Sizes, rows: IntArray) -> list[_Ask]:
+    """What these jobs are to have."""
     jobs = snapshot.jobs
-    nothing = np.zeros(len(jobs), dtype=np.int64)
-
-    def column(given: IntArray, default: IntArray) -> list[int]:
-        values: list[int] = (given if len(given) else default).tolist()
-        return values
-
-    per_rank = np.maximum(jobs.cpu_milli, WHOLE_GPU)
-    return [_Ask(*values) for values in zip(
-        sizes.gpus.tolist(), column(sizes.cpu_workers, nothing), column(sizes.worker_milli, per_rank),
-        column(sizes.servers, nothing), column(sizes.server_milli, per_rank), jobs.share_milli.tolist(),
-        jobs.cpu_milli.tolist(), jobs.mem_mib.tolist(), jobs.gpu_type.tolist(), strict=True,
-    )]
+    nothing, per_rank = np.zeros(len(jobs), dtype=np.int64), np.maximum(jobs.cpu_milli, WHOLE_GPU)
+    columns = (
+        sizes.gpus, *(given if len(given) else default for given, default in (
+            (sizes.cpu_workers, nothing), (sizes.worker_milli, per_rank), (sizes.servers, nothing),
+            (sizes.server_milli, per_rank),
+        )), jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type,
+    )
+    return [_Ask(*values) for values in zip(*(column[rows].tolist() for column in columns), strict=True)]
 
 
 def _at_most(mine: list[_Rank], ask: _Ask) -> list[_Rank]:

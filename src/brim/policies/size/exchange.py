@@ -95,9 +95,11 @@ class UnitExchange:
                 server_milli=np.where(has_servers, CORE_MILLI, asked.server_milli),
             )
         first = able_to_run(snapshot, first)
-        each = each_size(first, kinds=2)
-        costs = np.where(_allowed(snapshot, each), self._costs(snapshot, beliefs, each, left), np.inf)
-        costs[np.isnan(left) | ~has_servers | (not grows)] = np.nan
+        each, may_grow = each_size(first, kinds=2), grows & has_servers & ~np.isnan(left)
+        costs = np.broadcast_to(np.nan, each.workers.shape)
+        if may_grow.any():
+            costs = np.where(_allowed(snapshot, each), self._costs(snapshot, beliefs, each, left), np.inf)
+            costs[~may_grow] = np.nan
         instead = np.where(_runs_on_both(snapshot), np.where(has_servers, 1, first.workers), 0)
         instead = np.where(has_servers & (not grows), 0, instead)
         given = grown(costs, units_of(snapshot, first), first, instead, order, capacity(snapshot))

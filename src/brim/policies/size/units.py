@@ -43,6 +43,16 @@ class Grown(NamedTuple):
     servers: IntArray
 
 
+class _Beginnings(NamedTuple):
+    """What jobs may be given at first, as columns of numbers (J,): a row for each would keep the collector busy."""
+
+    kind: list[int]
+    workers: list[int]
+    servers: list[int]
+    gpus: list[int]
+    milli: list[int]
+
+
 def units_of(snapshot: Snapshot, each: Allocation) -> Units:
     """What a worker or server takes, with the cores of an allocation (J,)."""
     jobs = snapshot.jobs
@@ -79,17 +89,17 @@ def grown(
         capacity: Milli-GPUs and milli-cores of the cluster.
     """
     jobs, _, workers_max, servers_max = costs.shape
-    worker, server = units.worker.tolist(), units.server.tolist()
-    at_first = list(zip(np.where(first.on_gpu, 0, 1).tolist(), first.workers.tolist(), first.servers.tolist(),
-                        strict=True))
-    (free_gpus, free_milli), other, grows = capacity, instead.tolist(), (~np.isnan(costs[:, 0, 0, 0])).tolist()
+    worker_gpus, worker_milli = units.worker[..., 0].tolist(), units.worker[..., 1].tolist()
+    server_milli, kind = units.server[:, 1].tolist(), np.where(first.on_gpu, 0, 1)
+    own = _beginnings(units, kind, first.workers, first.servers)
+    other = _beginnings(units, 1 - kind, np.where(first.workers > 0, instead, 0), first.servers)
+    (free_gpus, free_milli), grows = capacity, (~np.isnan(costs[:, 0, 0, 0])).tolist()
     all_gpus, all_milli = max(free_gpus, 1), max(free_milli, 1)
     has: list[tuple[int, int, int]] = [(0, 0, 0)] * jobs
     heap: list[tuple[float, int, int, tuple[int, int, int], tuple[int, int, int], int, int]] = []
 
     def needs(row: int, kind: int, workers: int, servers: int) -> tuple[int, int]:
-        of_worker, of_server = worker[kind][row], server[row]
-        return of_worker[0] * workers, of_worker[1] * workers + of_server[1] * servers
+        return worker_gpus[kind][row] * workers, worker_milli[kind][row] * workers + server_milli[row] * servers
 
     def offer(rank: int, row: int) -> None:
         kind, workers, servers = now = has[row]
@@ -108,12 +118,11 @@ def grown(
                 heapq.heappush(heap, (-gain, rank, row, then, now, take_gpus, take_milli))
 
     for rank, row in enumerate(order.tolist()):
-        kind, workers, servers = at_first[row]
-        for then in ((kind, workers, servers), (1 - kind, other[row], servers)):
-            gpus, milli = needs(row, *then)
-            if workers and then[1] and gpus <= free_gpus and milli <= free_milli:
+        for begins in (own, other):
+            gpus, milli = begins.gpus[row], begins.milli[row]
+            if begins.workers[row] and gpus <= free_gpus and milli <= free_milli:
                 free_gpus, free_milli = free_gpus - gpus, free_milli - milli
-                has[row] = then
+                has[row] = begins.kind[row], begins.workers[row], begins.servers[row]
                 if grows[row]:
                     offer(rank, row)
                 break
@@ -124,3 +133,9 @@ def grown(
             has[row] = then
             offer(rank, row)
     return Grown(*np.array(has, dtype=np.int64).reshape(jobs, 3).T)
+
+
+def _beginnings(units: Units, kind: IntArray, workers: IntArray, servers: IntArray) -> _Beginnings:
+    """What jobs would begin with, and what that takes."""
+    gpus, milli = (units.worker[kind, np.arange(len(kind))] * workers[:, None] + units.server * servers[:, None]).T
+    return _Beginnings(*(column.tolist() for column in (kind, workers, servers, gpus, milli)))
