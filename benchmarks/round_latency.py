@@ -158,6 +158,7 @@ def rounds_ms(name: str, rounds: int = ROUNDS, **load_of: Any) -> tuple[np.ndarr
     """CPU milliseconds of the first rounds and of those after them, and what the policy did in the latter."""
     load, taken = Load(PRESETS[name], **load_of), []
     load.submit(0)
+    gc.unfreeze()
     gc.collect()
     gc.freeze()  # as the service does when it has started
     for step in range(FIRST + rounds):

@@ -88,13 +88,17 @@ def test_jobs_are_written_as_the_name_says(trace, tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(trace, tmp_path):
-    """With a limit on the size of files, as the kernel refuses to write on a full disk."""
+    """With a limit on the size of files, as the kernel refuses to write on a full disk.
+
+    Python would keep what it could write of a compiled module, which nobody could import from then on.
+    """
     for name, option in (("jobs.parquet", "--jobs"), ("jobs.csv", "--jobs"), ("page.html", "--html")):
         target = tmp_path / "results" / name
         target.parent.mkdir(exist_ok=True)
         target.write_text("what was there before")
         limited = (
-            "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); import brim.cli.main; "
+            "import resource, signal, sys; sys.dont_write_bytecode = True; "
+            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); import brim.cli.main; "
             "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)); brim.cli.main.main()"
         )
         done = forked.run("-c", limited, "sim", "run", trace, *CLUSTER, option, target)

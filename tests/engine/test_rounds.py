@@ -328,7 +328,7 @@ def test_no_round_while_nobody_waits():
     assert scheduler.due_ms() == 9 + PRESETS["las"].period_ms
 
 
-def test_a_policy_that_resizes_decides_about_nobody_while_all_jobs_have_one_size():
+def test_a_policy_that_resizes_has_no_rounds_while_nobody_waits_and_all_jobs_have_one_size():
     scheduler = Scheduler(parse_cluster("1x4xT4"), PRESETS["pollux"], Beliefs(), users=("ann",), gap_ms=0)
     period_ms = PRESETS["pollux"].period_ms
 

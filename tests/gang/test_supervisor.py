@@ -133,7 +133,7 @@ def test_a_preemption_is_announced_and_ends_with_75(launch):
     start_s = time.monotonic()
     gang.process.send_signal(signal.SIGTERM)
     assert gang.wait() == 75
-    assert time.monotonic() - start_s < 30, "SIGTERM would have come after 55 s"
+    assert time.monotonic() - start_s < 30, "SIGTERM would have come after 59 s"
     assert "SIGKILL" not in gang.stderr()
     said = r"brim: preempted at step \d+, saved to nowhere; start the same command again to resume"
     assert re.fullmatch(said, gang.stderr().splitlines()[-1])
@@ -155,7 +155,7 @@ def test_a_resumable_code_of_a_rank_that_was_not_asked_to_stop_is_a_failure(laun
 
 
 def test_a_rank_that_ignores_messages_and_sigterm_is_killed_at_the_end_of_the_grace(launch):
-    gang = launch("--nproc", 2, RANK, "ignore")
+    gang = launch("--nproc", 2, "--grace", 600, RANK, "ignore")  # the grace of the request is the one that counts
     gang.until(training(2))
     start_s = time.monotonic()
     assert gang.request(PreemptRequest(grace_s=1.5)).ok
@@ -315,7 +315,9 @@ def test_a_peer_that_never_reads_delays_nobody(launch, peer):
     deadline_s = time.monotonic() + PATIENCE_S
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         ask_until(deaf, deadline_s)
+    start_s = time.monotonic()
     stepping(gang)
+    assert time.monotonic() - start_s < 30
 
 
 def ask_until(deaf, deadline_s):

@@ -254,7 +254,7 @@ def test_who_is_through_leaves_at_once_when_asked_by_a_signal(tmp_path, launched
 
 def test_sigterm_to_the_supervisor_preempts_a_session(tmp_path, launched):
     (tmp_path / "session.py").write_text(SESSION)
-    gang = launched("--nproc", 2, "--grace", 60, tmp_path / "session.py", 800)
+    gang = launched("--nproc", 2, "--grace", 60, "--term", 5, tmp_path / "session.py", 800)
     gang.until(inside(2))
     code, out, _ = gang.ask("status")
     assert (code, len(json.loads(out)["ranks"])) == (0, 2)

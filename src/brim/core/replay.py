@@ -30,7 +30,8 @@ class Runs:
         gpu: Global GPU indices (cluster.gpu_offset_N[node] + index on the node), of all runs in order.
         cores_milli: Milli-cores of its ranks, loader workers not counted; empty where these are not known. A job on CPU
             alone has runs without GPUs.
-        gpus_busy: How many of its GPUs compute, mean over the run; empty where the truth does not tell.
+        gpus_busy: How many of its GPUs compute, mean over the run; empty where the truth does not tell it of every run,
+            or where a compiled loop made the replay.
         cores_busy_milli: The same of its milli-cores.
     """
 

@@ -86,7 +86,7 @@ class Scheduler:
     def _idle(self) -> bool:
         """Whether no round could change anything but padding: no job waits, and the policy changes nothing else.
 
-        A size part has nothing to change where every job has one size and one batch.
+        A size part has nothing to change where every job has one number of GPUs, one batch and no ranks on CPU.
         """
         if self._waiting:
             return False

@@ -44,7 +44,7 @@ class Grown(NamedTuple):
 
 
 class _Beginnings(NamedTuple):
-    """What jobs may be given at first, as columns of numbers (J,): a row for each would keep the collector busy."""
+    """What jobs may be given at first, as columns (J,): a tuple for each would make Python's garbage collector run."""
 
     kind: list[int]
     workers: list[int]
