@@ -15,11 +15,12 @@ from brim.cli import replays, reproduce_aiturbo
 from brim.core.cluster import parse_cluster
 from brim.core.replay import Runs
 from brim.policies.order.arrival import Arrival
+from brim.sim.overheads import Overheads
 from brim.sim.reproduce import aiturbo_peers, aiturbo_sweep
 from brim.sim.reproduce.aiturbo import RUN_S_MAX, SweepPoint, workload
 from brim.sim.reproduce.aiturbo_peers import ShortestByCurve
 from brim.sim.reproduce.aiturbo_sweep import AGAINST, EVERY, PARTS, PRIORS, SHARES, factor, measured, plan
-from brim.sim.twin import replay
+from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 from brim.testing.builders import snapshot_of
 
@@ -65,20 +66,26 @@ def test_cores_of_servers_and_of_workers_on_cpu_are_recorded_by_the_ranks_that_a
     assert (ours.runs.cores_milli % 1_000 == 0).all()
 
 
-def test_devices_are_busy_while_workers_compute_and_servers_update():
-    """A job that has its devices to its end, after one start, computes for as long as its steps take there."""
-    few = workload(replace(TINY, cluster="8x4xK80:cpus=64"))
-    found = replay(few.trace, few.cluster, aiturbo_sweep.PEERS["fifo"], truth=few.truth)
-    assert not found.restarts.any()
+@pytest.mark.parametrize(("name", "cluster", "restarts"), [
+    ("fifo", "8x4xK80:cpus=64", False), ("las", "1x8xK80:cpus=64", True),
+])  # fmt: skip
+def test_devices_are_busy_while_workers_compute_and_servers_update(name, cluster, restarts):
+    """Jobs keep their sizes: each computes for as long as its steps take, not while it starts or saves."""
+    few = workload(replace(TINY, cluster=cluster))
+    overheads = Overheads(start_ms=30_000, save_ms=1_200_000, restart_ms=30_000)
+    policy = replace(aiturbo_sweep.PEERS[name], gap_ms=0, period_ms=300_000)
+    found = replay(few.trace, few.cluster, policy, ReplaySettings(overheads=overheads), truth=few.truth)
+    assert found.restarts.any() == restarts
     trace, jobs, runs = few.trace, few.truth.jobs, found.runs
-    rows = runs.job
+    rows = np.arange(len(trace))
     asked = np.full(len(rows), 2_000)
     has = Allocation(trace.gpus[rows], np.ones(len(rows), bool), asked, jobs.servers[rows], asked)
     phases = jobs.models.phases(trace.profile[rows], trace.batch[rows], has)
-    steps, lasts_s = jobs.samples[rows] / trace.batch[rows], (runs.end_ms - runs.start_ms) / 1000
-    assert runs.gpus_busy * lasts_s == pytest.approx(steps * phases.compute_s * trace.gpus[rows], rel=0.01)
-    core_s = steps * 2_000 * (phases.compute_s * trace.gpus[rows] + phases.update_s * jobs.servers[rows])
-    assert runs.cores_busy_milli * lasts_s == pytest.approx(core_s, rel=0.01)
+    steps, lasts_s = jobs.samples / trace.batch, (runs.end_ms - runs.start_ms) / 1000
+    gpu_s = np.bincount(runs.job, runs.gpus_busy * lasts_s)
+    assert gpu_s == pytest.approx(steps * phases.compute_s * trace.gpus, rel=0.01)
+    core_s = steps * 2_000 * (phases.compute_s * trace.gpus + phases.update_s * jobs.servers)
+    assert np.bincount(runs.job, runs.cores_busy_milli * lasts_s) == pytest.approx(core_s, rel=0.01)
 
 
 def test_by_curve_believes_each_curve_and_a_fixed_time_where_there_is_none_or_it_says_too_long(monkeypatch):

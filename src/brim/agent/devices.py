@@ -142,6 +142,7 @@ class Gpus:
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._asked_ms: int | None = None
+        self._has_stalled = False
         self._looked_ms = 0
         self._used_j: dict[int, float] = {}
         self._gates: list[_Gate] = []
@@ -189,8 +190,9 @@ class Gpus:
         at_ms, at_present_ms = self.next_ms(), now_ms()
         if at_ms is None or at_present_ms < at_ms:
             return
-        if self._asked_ms is not None and at_present_ms - at_ms > STALL_MS:
-            self._asked_ms = at_present_ms  # NVML may have stalled as well, or has answered: it has its time again
+        if self._asked_ms is not None and at_present_ms - at_ms > STALL_MS and not self._has_stalled:
+            # NVML may have stalled as well, or has answered: it has its time once more
+            self._asked_ms, self._has_stalled = at_present_ms, True
         elif self._asked_ms is not None:
             self._fail(f"NVML has not answered for {ANSWER_MS / 1000:g} s")
         else:
@@ -229,7 +231,7 @@ class Gpus:
         return gpus
 
     def _ask(self) -> None:
-        self._asked_ms = now_ms()
+        self._asked_ms, self._has_stalled = now_ms(), False
         if self._child is None:
             child = self._start()
             assert child.stdout is not None

@@ -155,7 +155,7 @@ def as_json(planned: Sequence[SweptReplay], results: Sequence[SweepResult]) -> d
 
 
 def _plain(value: float | DeviceUse) -> Any:
-    """A figure, or those of devices, in JSON: null for what is not a finite number."""
+    """A figure, or those of devices, in JSON: null for what is not a finite number, as the load of jobs together."""
     if isinstance(value, tuple):
         return {name: _plain(each) for name, each in value._asdict().items()}
     return value if math.isfinite(value) else None

@@ -145,10 +145,10 @@ def test_servers_with_more_than_two_cores_would_shorten_no_step_by_more_than_hal
     """Why nothing gives out cores that are left over: of the fourteen models, with as many servers as help."""
     models = default_models()
     rows, batch = np.arange(len(models)), np.array([model.batch for model in models])
-    for workers, cores in product(range(1, WORKERS_MAX + 1), range(3, CORES_MAX + 1)):
-        def step_s(servers, milli, workers=workers):
-            full = np.full(len(rows), 1)
-            has = Allocation(workers * full, full > 0, 2_000 * full, servers * full, milli * full)
+    full = np.ones(len(rows), dtype=np.int64)
+    for on_gpu, workers, cores in product((True, False), range(1, WORKERS_MAX + 1), range(3, CORES_MAX + 1)):
+        def step_s(servers, milli, workers=workers, on_gpu=on_gpu):
+            has = Allocation(workers * full, full * on_gpu > 0, 2_000 * full, servers * full, milli * full)
             return models_of(models).phases(rows, batch, has).step_s
 
         by_servers = np.array([step_s(servers, 1_000) for servers in range(1, SERVERS_MAX + 1)])

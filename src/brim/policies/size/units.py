@@ -43,8 +43,11 @@ class Grown(NamedTuple):
     servers: IntArray
 
 
-class _Beginnings(NamedTuple):
-    """What jobs may be given at first, as columns (J,): a tuple for each would make Python's garbage collector run."""
+class _FirstSizes(NamedTuple):
+    """First sizes of jobs, and milli-GPUs and milli-cores that each takes (J,).
+
+    Columns, because a tuple for each job would make Python's garbage collector run.
+    """
 
     kind: list[int]
     workers: list[int]
@@ -91,8 +94,8 @@ def grown(
     jobs, _, workers_max, servers_max = costs.shape
     worker_gpus, worker_milli = units.worker[..., 0].tolist(), units.worker[..., 1].tolist()
     server_milli, kind = units.server[:, 1].tolist(), np.where(first.on_gpu, 0, 1)
-    own = _beginnings(units, kind, first.workers, first.servers)
-    other = _beginnings(units, 1 - kind, np.where(first.workers > 0, instead, 0), first.servers)
+    own = _first_sizes(units, kind, first.workers, first.servers)
+    other = _first_sizes(units, 1 - kind, np.where(first.workers > 0, instead, 0), first.servers)
     (free_gpus, free_milli), grows = capacity, (~np.isnan(costs[:, 0, 0, 0])).tolist()
     all_gpus, all_milli = max(free_gpus, 1), max(free_milli, 1)
     has: list[tuple[int, int, int]] = [(0, 0, 0)] * jobs
@@ -135,7 +138,6 @@ def grown(
     return Grown(*np.array(has, dtype=np.int64).reshape(jobs, 3).T)
 
 
-def _beginnings(units: Units, kind: IntArray, workers: IntArray, servers: IntArray) -> _Beginnings:
-    """What jobs would begin with, and what that takes."""
+def _first_sizes(units: Units, kind: IntArray, workers: IntArray, servers: IntArray) -> _FirstSizes:
     gpus, milli = (units.worker[kind, np.arange(len(kind))] * workers[:, None] + units.server * servers[:, None]).T
-    return _Beginnings(*(column.tolist() for column in (kind, workers, servers, gpus, milli)))
+    return _FirstSizes(*(column.tolist() for column in (kind, workers, servers, gpus, milli)))

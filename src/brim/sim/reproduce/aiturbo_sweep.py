@@ -254,10 +254,12 @@ def _use(
         reached: BoolArray = np.cumsum(time_ms[order]) >= 0.8 * total
         return float(found[order][reached.argmax()])
 
-    means = (float(of @ time_ms) / total for of in (gpus_held, cores_held, gpus_busy, cores_busy))
-    held, cores, busy, cores_at_work = means
+    def mean(of: FloatArray) -> float:
+        return float(of @ time_ms) / total
+
     return DeviceUse(
-        total / MS_PER_H, held, cores, gap(gpus_held, cores_held), busy, cores_at_work, gap(gpus_busy, cores_busy)
+        total / MS_PER_H, mean(gpus_held), mean(cores_held), gap(gpus_held, cores_held), mean(gpus_busy),
+        mean(cores_busy), gap(gpus_busy, cores_busy),
     )
 
 
