@@ -72,7 +72,7 @@ def on_terminal(command, columns):
 
 def test_in_a_pipe_it_says_what_it_does_and_what_it_took_and_nothing_later(command):
     first, last = piped(command)
-    assert first == "brim: compiling the scheduling kernels, once for this version of brim: about 80 s of CPU time"
+    assert first == "brim: compiling the scheduling kernels, once for this version of brim: up to 80 s of CPU time"
     assert re.fullmatch(DONE, last)
     assert piped(command) == []
 
@@ -81,7 +81,7 @@ def test_in_a_pipe_it_says_what_it_does_and_what_it_took_and_nothing_later(comma
 def test_on_a_terminal_one_line_shows_each_step_and_is_replaced(command, columns):
     said = on_terminal(command, columns)
     parts = said.removeprefix("\r\x1b[K").split("\r\x1b[K")
-    what = "once for this version of brim: about 80 s of CPU time"
+    what = "once for this version of brim: up to 80 s of CPU time"
     told = "brim: compiling the scheduling kernels ({} of 2: {}), " + what
     assert parts[:-1] == [told.format(1, "fifo")[: columns - 1], told.format(2, "srtf")[: columns - 1]]
     assert re.fullmatch(DONE + "\r\n", parts[-1])

@@ -9,7 +9,7 @@ A part of any socket may also have
   it is K integers per job, (J, K). A part without ``remember`` reads what the order part stores.
 - ``wakes_on``: kinds of event after which a round is due for it, besides ``WAKES``.
 - ``acts_when_idle = True``: rounds are due for it when no job waits, as long as there is a job; without it, only for a
-  size part with ``resizes_running``, as long as some job has several sizes.
+  size part with ``resizes_running``, as long as some job has several sizes or batches, or may have ranks on CPU.
 
 docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CPU ranks fit these sockets.
 """
