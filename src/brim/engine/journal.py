@@ -26,8 +26,9 @@ from brim.errors import ConfigError, InvariantError
 if TYPE_CHECKING:
     from brim.engine.scheduler import Scheduler
 
-Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]], bool]
-"""What a round changed: its plan, what parts remember, by socket as (job ids, values), and whether it only fills."""
+Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]], bool, bool]
+"""What a round changed: its plan, what parts remember, by socket as (job ids, values), whether it only fills, whether
+the policy is settled."""
 _SHOWN: Final = 80
 """Characters of a line that an error shows."""
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
@@ -103,6 +104,8 @@ def decision_record(result: RoundResult) -> dict[str, Any]:
     record: dict[str, Any] = {"t": result.plan.time_ms, "d": actions, "waits": waits}
     if result.only_fills:
         record["only_fills"] = True
+    if result.settled:
+        record["settled"] = True
     if result.memory:
         record["memory"] = {
             socket: dict(zip(map(str, result.job.tolist()), memory.tolist(), strict=True))
@@ -177,7 +180,7 @@ def read_decision(record: dict[str, Any]) -> Decision:
         socket: (np.array(list(map(int, values)), dtype=np.int64), np.array(list(values.values()), dtype=np.int64))
         for socket, values in record.get("memory", {}).items()
     }
-    return plan, memory, record.get("only_fills", False)
+    return plan, memory, record.get("only_fills", False), record.get("settled", False)
 
 
 def recover(lines: Iterable[str], scheduler: Scheduler) -> int:

@@ -39,7 +39,7 @@ from brim.engine.rows import reasons
 from brim.errors import PlanError
 from brim.policies.fill.victims import spared
 from brim.policies.place.renaming import renamed
-from brim.policies.sockets import Policy, Sizes, WholePlan
+from brim.policies.sockets import SOCKETS, Policy, Sizes, WholePlan
 from brim.policies.source_lines import own_lines
 
 
@@ -57,6 +57,7 @@ class RoundResult:
         blocker: Id of the job that blocks it, -1 for none (J,).
         memory: By socket, what a part stores per job for the next round, (J,) or (J, K); only what changed.
         only_fills: Whether the regular jobs were left as they are, because only padding jobs had a reason for a round.
+        settled: Whether only an event can change what the policy decides, while no job waits.
     """
 
     plan: Plan
@@ -68,6 +69,7 @@ class RoundResult:
     blocker: IntArray
     memory: Mapping[str, IntArray]
     only_fills: bool = False
+    settled: bool = False
 
     @property
     def job(self) -> IntArray:
@@ -140,11 +142,30 @@ def run_round(
     except PlanError as error:  # several parts have made it
         lines = own_lines(policy)
         raise PlanError(f"policy {policy.name!r}: {error}" + (f"; see {lines}" if lines else "")) from error
+    idle = not plan and not (snapshot.jobs.waits & ~hides.padding).any()
     why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
     return RoundResult(
         plan=plan, snapshot=snapshot, order=order, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory,
         only_fills=reasons_before is not None,
+        settled=idle and _settled(snapshot, policy, memory, beliefs_for),
     )
+
+
+def _settled(
+    snapshot: Snapshot, policy: Policy, memory: Mapping[str, IntArray], beliefs_for: Callable[[str], Beliefs]
+) -> bool:
+    """Whether all parts that act when no job waits say that they are settled; one that cannot say so never is."""
+    acting = [socket for socket in SOCKETS if policy.declares(socket, "acts_when_idle")]
+    if not (acting and all(policy.declares(socket, "settled") for socket in acting)):
+        return False
+    for socket in acting:
+        sees = Seen(snapshot)
+        if policy.declares(socket, "remember"):
+            sees = sees.with_memo(memory[socket] if socket in memory else _stored(policy, socket, snapshot))
+        with asking(policy, socket, sees, "settled") as seen:
+            if not getattr(policy, socket).settled(seen, beliefs_for(socket)):
+                return False
+    return True
 
 
 def _regular(

@@ -130,7 +130,11 @@ class Scheduler:
         """Time at which the next round is due that decides about all jobs."""
         if self._idle:
             return None
-        due_ms = self._trigger.due_ms(None if self._changes and self.state.has_elastic else self._waiting)
+        elastic, waiting = self.state.has_elastic, self._waiting
+        due_ms = self._trigger.due_ms(
+            None if self._changes and elastic else waiting,
+            looks=bool(waiting) or (self._resizes and elastic) or self._trigger.looks,
+        )
         if due_ms is None:
             return None
         due_ms, period_ms = max(due_ms, self.state.now_ms), self.policy.period_ms
@@ -176,15 +180,18 @@ class Scheduler:
             self.journal.decision(result)
         self.last_round = result
         memory = {socket: (result.job, memory) for socket, memory in result.memory.items()}
-        self.fold(result.plan, memory, result.only_fills)
+        self.fold(result.plan, memory, result.only_fills, result.settled)
 
-    def fold(self, plan: Plan, memory: Mapping[str, tuple[IntArray, IntArray]], only_fills: bool) -> None:
+    def fold(
+        self, plan: Plan, memory: Mapping[str, tuple[IntArray, IntArray]], only_fills: bool, settled: bool
+    ) -> None:
         """Apply a decision without deciding.
 
         Args:
             plan: Its plan.
             memory: What parts remember, by socket as (job ids, values).
             only_fills: See ``RoundResult``.
+            settled: See ``RoundResult``.
         """
         for socket, (jobs, values) in memory.items():
             self.state.remember(socket, jobs, values)
@@ -192,6 +199,7 @@ class Scheduler:
         self._fill_trigger.done(plan.time_ms)
         if not only_fills:
             self._trigger.done(plan.time_ms)
+            self._trigger.looks = not settled
 
     def save(self, beside: Mapping[str, Any] | None = None) -> bytes:
         """Return everything that later decisions depend on, but policy and beliefs, and what a driver keeps beside it.
@@ -201,7 +209,7 @@ class Scheduler:
         """
         kept = {"trigger": self._trigger, "fill_trigger": self._fill_trigger}
         triggers = {
-            name: {"last_ms": one.last_ms, "since_ms": one.since_ms, "event_ms": one.event_ms}
+            name: {"last_ms": one.last_ms, "since_ms": one.since_ms, "event_ms": one.event_ms, "looks": one.looks}
             for name, one in kept.items()
         }
         return state_bytes(self.state, {**triggers, "driver": dict(beside or {})})
@@ -217,7 +225,7 @@ class Scheduler:
         for trigger, saved in ((self._trigger, kept["trigger"]), (self._fill_trigger, kept.get("fill_trigger"))):
             if saved:  # earlier versions had no trigger of padding jobs
                 trigger.last_ms, trigger.since_ms = saved["last_ms"], saved["since_ms"]
-                trigger.event_ms = saved.get("event_ms")
+                trigger.event_ms, trigger.looks = saved.get("event_ms"), saved.get("looks", True)
         self.last_round = None
         driver: dict[str, Any] = kept["driver"]
         return driver

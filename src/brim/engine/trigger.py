@@ -34,6 +34,8 @@ class Trigger:
         backs_off: Whether the time until the next round is as long as no event has come, from ``FIRST_LOOK_MS`` to
             ``period_ms``: what can be expected of a gap changes with its age, by half when that doubles.
         wakes_on: Kinds of event that cause a round.
+        looks: Whether the period causes a round although no job waits: the last round changed something, or left
+            something that time alone can change.
         last_ms: Time of the last round, None before the first.
         since_ms: First event since then that causes a round, None if there was none.
         event_ms: The last round that an event caused.
@@ -47,6 +49,7 @@ class Trigger:
     gap_job_us: int = 0
     backs_off: bool = False
     event_ms: int | None = None
+    looks: bool = True
 
     def note(self, kind: Kind, time_ms: int, *, learned: bool = False) -> None:
         """Note an event; ``learned``: it tells of a job's speed what was not known at all."""

@@ -10,6 +10,9 @@ A part of any socket may also have
 - ``wakes_on``: kinds of event after which a round is due for it, besides ``WAKES``.
 - ``acts_when_idle = True``: rounds are due for it when no job waits, as long as there is a job; without it, only for a
   size part with ``resizes_running``, as long as some job has several sizes or batches, or may have ranks on CPU.
+- ``settled(snapshot, beliefs) -> bool``, with ``acts_when_idle``: whether nothing but an event can change what the part
+  decides while no job waits. The period then causes no round. Asked in a round that changes nothing; one that changes
+  something is followed by another after the period. A part without it has a round each period.
 
 docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CPU ranks fit these sockets.
 """
@@ -29,7 +32,7 @@ from brim.errors import ConfigError, one_line
 SOCKETS: Final = ("order", "size", "place", "feed", "fill")
 _DECLARATIONS: Final = (
     "asks_run_times", "resizes_running", "moves_running", "tunes_running", "counts_cores", "acts_when_idle",
-    "asks_exchange", "asks_loading", "remember", "takes_padding", "worth", "shares_gpus", "places_on_cpu",
+    "settled", "asks_exchange", "asks_loading", "remember", "takes_padding", "worth", "shares_gpus", "places_on_cpu",
 )
 WAKES: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.GPU_OPENED,

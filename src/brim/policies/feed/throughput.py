@@ -248,6 +248,16 @@ class Throughput:
         memo[told, _SEEN_WAIT] = np.rint(jobs.loader_wait_ratio[told] * _MILLION).astype(np.int64) + 1
         return memo
 
+    def settled(self, snapshot: Snapshot, beliefs: Beliefs) -> bool:
+        """See ``sockets``: no job keeps its workers for a while, or has yet to read from the page cache."""
+        jobs, memo = snapshot.jobs, snapshot.jobs.memo
+        keeps = (jobs.loaders_now != memo[:, _WORKERS]) | (memo[:, _CHANGED] + self.hold_ms > snapshot.now_ms)
+        if np.isfinite(beliefs.loading.disk_bytes_per_s):
+            parameters = beliefs.loading.of_jobs(snapshot, memo[:, _SEEN_WORKERS], _waited(memo)).parameters
+            with np.errstate(invalid="ignore"):
+                keeps |= jobs.samples_done * parameters[:, SAMPLE_BYTES] < parameters[:, DATASET_BYTES]
+        return not (jobs.holds & keeps).any()
+
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
         """See ``Feed``."""
         jobs, memo = snapshot.jobs, snapshot.jobs.memo

@@ -105,6 +105,15 @@ class OnTrial(ABC):
                     leaving[last] = Why.UNDONE
         return leaving
 
+    def settled(self, snapshot: Snapshot, beliefs: Beliefs) -> bool:
+        """See ``sockets``: no set is on trial."""
+        jobs, memo = snapshot.jobs, snapshot.jobs.memo
+        for rows in residents(snapshot).values():
+            since = int(jobs.since_ms[rows].max()) + 1
+            if len(rows) > 1 and not ((memo[rows, _SINCE] == since) & (memo[rows, _STATE] == _JUDGED)).all():
+                return False
+        return True
+
     def remember(self, snapshot: Snapshot) -> IntArray:
         """See ``sockets``: follow the trials."""
         jobs, before = snapshot.jobs, snapshot.jobs.memo
