@@ -14,11 +14,13 @@ from brim.beliefs.interference import DemandRule
 from brim.beliefs.measured_sets import MeasuredSet, MeasuredSets
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind
+from brim.core.trace import JobClass
 from brim.engine.journal import Journal, recover
 from brim.engine.scheduler import Scheduler
 from brim.errors import PlanError
 from brim.policies.feed.even import Even
-from brim.policies.presets import PRESETS
+from brim.policies.presets import PRESETS, find_policy
+from brim.sim.overheads import Overheads, PaddingCosts
 from brim.sim.truth_option import TruthOption
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.sharing import Sharing
@@ -26,6 +28,7 @@ from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 
 MINUTE_MS = 60_000
+AT_ONCE = ReplaySettings(overheads=Overheads(save_ms=0, padding=PaddingCosts(grace_ms=0, change_ms=0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +161,50 @@ def test_no_round_changes_anything_after_the_policy_said_that_it_is_settled(repl
     replayed(replace(PRESETS[name], period_ms=MINUTE_MS))
     assert not broken
     assert min(seen[True], seen[False]) > 10
+
+
+@dataclass(frozen=True, slots=True)
+class WatchingPadding(Watching):
+    """The same, but settled whenever it sees no padding job."""
+
+    def settled(self, snapshot, beliefs):
+        return JobClass.PADDING not in snapshot.jobs.job_class or snapshot.now_ms >= self.until_ms
+
+
+def test_padding_jobs_that_are_not_settled_cause_rounds_for_padding_alone():
+    """Both GPUs are taken by then, and no event comes."""
+    until_ms = 20 * MINUTE_MS
+    policy = replace(find_policy("fifo+padding"), feed=WatchingPadding(until_ms), period_ms=MINUTE_MS)
+    scheduler = Scheduler(parse_cluster("1x2xT4"), policy, Beliefs(), users=("ann",), gap_ms=0)
+    for row, job_class in enumerate((JobClass.REGULAR, JobClass.PADDING)):
+        spec = JobSpec(id=row, user=0, submit_ms=0, gpus=1, job_class=job_class)
+        scheduler.observe(Event(0, Kind.SUBMITTED, row, spec=spec))
+    scheduler.state.gaps.past_ms[:, :3] = MINUTE_MS * 60
+    scheduler.decide(0)
+    for row in range(2):
+        scheduler.observe(Event(0, Kind.STARTED, row))
+    rounds = []
+    while (due_ms := scheduler.due_ms()) is not None and due_ms < 2 * until_ms:
+        rounds.append((due_ms, scheduler.decide(due_ms).only_fills))
+    assert [at_ms for at_ms, only_fills in rounds if not only_fills] == [MINUTE_MS], "the one after the start"
+    assert until_ms <= rounds[-1][0] <= until_ms + MINUTE_MS
+
+
+BESIDE = tuple(range(620, 760, 7))
+"""Seconds at which the last job comes: some just after a round that padding could have caused."""
+
+
+@pytest.mark.parametrize("at", BESIDE)
+def test_regular_jobs_start_when_they_would_without_padding(at):
+    ours = [job(at=0, run=1, name="first"), job(at=1, run=3_000, name="long"), job(at=at, run=50, name="last")]
+    theirs = [
+        job(at=570, run=900, name="short", model="alexnet", job_class=JobClass.PADDING, user="p"),
+        job(at=630, run=900, name="later", model="alexnet", job_class=JobClass.PADDING, user="p"),
+    ]
+    ours.insert(2, job(at=600, run=20, name="wakes"))
+    starts = []
+    for jobs in (ours, ours + theirs):
+        trace, where = small_trace(*jobs), parse_cluster("1x6xT4:cpus=24,mem=64GB")
+        found = replay(trace, where, PRESETS["brim"], AT_ONCE)
+        starts.append([int(found.first_start_ms[found.trace.job_id.index(one.name)]) for one in ours])
+    assert starts[0] == starts[1]

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from brim.agent.protocol import VERSION, AgentHello
+from brim.agent.protocol import RUNNING, VERSION, AgentHello, AttemptSeen
 from brim.core.events import Kind
 from brim.live.controller import Controller
-from brim.live.inputs import AgentJoined, AgentSynced, Submit
+from brim.live.inputs import AgentJoined, AgentSynced, Saw, Submit
 from brim.live.machine import machine_controller
 from brim.live.records import ControllerSetting, JobRecord
 from tests.live.test_parity import COSTS, UID, Node
@@ -60,6 +60,20 @@ def test_10_000_waiting_jobs_are_looked_at_once_a_second() -> None:
     assert rounds_ms(list(begin.changes.lines)) == [0]
     after = controller.step((submit(10_004, 20),), 2_000)
     assert rounds_ms(list(after.changes.lines)) == [1_000]
+
+
+def test_a_restarted_controller_asks_again_whether_its_policy_is_settled() -> None:
+    """The policy, its beliefs or the cores of the machine may be others than before."""
+    controller = ready("adloader")
+    began = controller.step((submit(0, 1_000),), 1_001).changes
+    seen = AttemptSeen(job=0, attempt=1, sequence=1, state=RUNNING)
+    later = controller.step((Saw(at_ms=1_100, uid=UID, seen=seen),), 1_000_000)
+    assert later.wake_ms is None
+    again = machine_controller("4xcpu-slot", "adloader")
+    lines, jobs, attempts = began.lines + later.changes.lines, later.changes.jobs, later.changes.attempts
+    again.recover(None, lines, jobs or began.jobs, attempts or began.attempts, 1_000_001)
+    rounds = rounds_ms(list(again.step((), 1_000_002).changes.lines))
+    assert len(rounds) == 1, "the last was more than a period ago"
 
 
 def test_a_setting_of_an_earlier_brim_has_a_fixed_gap() -> None:

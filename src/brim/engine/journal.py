@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, fields
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,14 +26,30 @@ from brim.errors import ConfigError, InvariantError
 if TYPE_CHECKING:
     from brim.engine.scheduler import Scheduler
 
-Decision = tuple[Plan, dict[str, tuple[IntArray, IntArray]], bool, bool]
-"""What a round changed: its plan, what parts remember, by socket as (job ids, values), whether it only fills, whether
-the policy is settled."""
+_FLAGS: Final = ("only_fills", "settled", "settled_padding")
 _SHOWN: Final = 80
 """Characters of a line that an error shows."""
 _SPEC_DEFAULTS: Final = {field.name: field.default for field in fields(JobSpec) if field.default is not MISSING}
 _REPORT_DEFAULTS: Final = {"batch": NONE, "sizes": (), "samples_max": NONE}
 """What is left out of a report beside what is not a number."""
+
+
+class RecordedDecision(NamedTuple):
+    """What a round changed: all that is applied to the state without deciding again.
+
+    Attributes:
+        plan: Its plan.
+        memory: What parts remember, by socket as (job ids, values).
+        only_fills: See ``RoundResult``.
+        settled: See ``RoundResult``.
+        settled_padding: See ``RoundResult``.
+    """
+
+    plan: Plan
+    memory: Mapping[str, tuple[IntArray, IntArray]]
+    only_fills: bool
+    settled: bool
+    settled_padding: bool
 
 
 class Sink(Protocol):
@@ -102,10 +118,7 @@ def decision_record(result: RoundResult) -> dict[str, Any]:
         if why
     }
     record: dict[str, Any] = {"t": result.plan.time_ms, "d": actions, "waits": waits}
-    if result.only_fills:
-        record["only_fills"] = True
-    if result.settled:
-        record["settled"] = True
+    record |= {name: True for name in _FLAGS if getattr(result, name)}
     if result.memory:
         record["memory"] = {
             socket: dict(zip(map(str, result.job.tolist()), memory.tolist(), strict=True))
@@ -173,14 +186,14 @@ def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def read_decision(record: dict[str, Any]) -> Decision:
+def read_decision(record: dict[str, Any]) -> RecordedDecision:
     """Read a decision back."""
     plan = plan_of(record["t"], [read_action(action) for action in record["d"]])
     memory = {
         socket: (np.array(list(map(int, values)), dtype=np.int64), np.array(list(values.values()), dtype=np.int64))
         for socket, values in record.get("memory", {}).items()
     }
-    return plan, memory, record.get("only_fills", False), record.get("settled", False)
+    return RecordedDecision(plan, memory, **{name: record.get(name, False) for name in _FLAGS})
 
 
 def recover(lines: Iterable[str], scheduler: Scheduler) -> int:
@@ -203,7 +216,7 @@ def recover(lines: Iterable[str], scheduler: Scheduler) -> int:
             if isinstance(entry, Event):
                 scheduler.observe(entry)
             else:
-                scheduler.fold(*entry)
+                scheduler.fold(entry)
             applied += 1
     finally:
         scheduler.journal = journal
@@ -225,11 +238,11 @@ def replay(lines: Iterable[str], scheduler: Scheduler) -> Iterator[tuple[str, st
         if isinstance(entry, Event):
             scheduler.observe(entry)
         else:
-            again = decision_record(scheduler.decide(entry[0].time_ms))
+            again = decision_record(scheduler.decide(entry.plan.time_ms))
             yield line.rstrip("\n"), json.dumps(again, separators=(",", ":"), sort_keys=True)
 
 
-def _entries(lines: Iterable[str]) -> Iterator[tuple[str, Event | Decision]]:
+def _entries(lines: Iterable[str]) -> Iterator[tuple[str, Event | RecordedDecision]]:
     """Read the lines of a journal: each with its event or decision, without a last line that was cut off."""
     cut_off = ""
     for number, line in enumerate(lines, 1):

@@ -39,7 +39,7 @@ from brim.engine.rows import reasons
 from brim.errors import PlanError
 from brim.policies.fill.victims import spared
 from brim.policies.place.renaming import renamed
-from brim.policies.sockets import SOCKETS, Policy, Sizes, WholePlan
+from brim.policies.sockets import Policy, Sizes, WholePlan
 from brim.policies.source_lines import own_lines
 
 
@@ -57,7 +57,9 @@ class RoundResult:
         blocker: Id of the job that blocks it, -1 for none (J,).
         memory: By socket, what a part stores per job for the next round, (J,) or (J, K); only what changed.
         only_fills: Whether the regular jobs were left as they are, because only padding jobs had a reason for a round.
-        settled: Whether only an event can change what the policy decides, while no job waits.
+        settled: Whether only an event can change what is decided about regular jobs: the plan has none of them, none
+            waits, and all parts that act when no job waits say so. False if there is no such part, or ``only_fills``.
+        settled_padding: The same of padding jobs that the fill part takes, whether or not one waits.
     """
 
     plan: Plan
@@ -70,6 +72,7 @@ class RoundResult:
     memory: Mapping[str, IntArray]
     only_fills: bool = False
     settled: bool = False
+    settled_padding: bool = False
 
     @property
     def job(self) -> IntArray:
@@ -108,9 +111,9 @@ def run_round(
         return replaced(beliefs) if policy.declares(socket, "asks_run_times") else withheld
 
     if reasons_before is None:
-        memory, order, sizes, placed, loaders = _regular(hides, policy, beliefs_for)
+        memory, sees_regular, order, sizes, placed, loaders = _regular(hides, policy, beliefs_for)
     else:
-        memory, order, loaders = {}, EMPTY, hides.view.jobs.loaders_now
+        memory, sees_regular, order, loaders = {}, {}, EMPTY, hides.view.jobs.loaders_now
         sizes, placed = as_held(hides.view, reasons_before)
     sizes, placed, loaders = hides.sizes(sizes), hides.grants(placed), hides.column(loaders)
     if hides.any and reasons_before is None:
@@ -142,27 +145,29 @@ def run_round(
     except PlanError as error:  # several parts have made it
         lines = own_lines(policy)
         raise PlanError(f"policy {policy.name!r}: {error}" + (f"; see {lines}" if lines else "")) from error
-    idle = not plan and not (snapshot.jobs.waits & ~hides.padding).any()
+    settled = settled_padding = False
+    if policy.acts_when_idle:
+        changes = np.isin(snapshot.jobs.id, [action.job for action in plan])
+        if reasons_before is None and not ((changes | snapshot.jobs.waits) & ~hides.padding).any():
+            settled = _settled(policy, sees_regular if hides.any else {**sees_regular, **sees}, beliefs_for)
+        if hides.any and not (changes & hides.padding).any():
+            settled_padding = _settled(policy, {"fill": sees["fill"], "feed": feeds[0]}, beliefs_for)
     why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
     return RoundResult(
         plan=plan, snapshot=snapshot, order=order, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory,
         only_fills=reasons_before is not None,
-        settled=idle and _settled(snapshot, policy, memory, beliefs_for),
+        settled=settled, settled_padding=settled_padding,
     )
 
 
-def _settled(
-    snapshot: Snapshot, policy: Policy, memory: Mapping[str, IntArray], beliefs_for: Callable[[str], Beliefs]
-) -> bool:
-    """Whether all parts that act when no job waits say that they are settled; one that cannot say so never is."""
-    acting = [socket for socket in SOCKETS if policy.declares(socket, "acts_when_idle")]
-    if not (acting and all(policy.declares(socket, "settled") for socket in acting)):
-        return False
-    for socket in acting:
-        sees = Seen(snapshot)
-        if policy.declares(socket, "remember"):
-            sees = sees.with_memo(memory[socket] if socket in memory else _stored(policy, socket, snapshot))
-        with asking(policy, socket, sees, "settled") as seen:
+def _settled(policy: Policy, sees: Mapping[str, Seen], beliefs_for: Callable[[str], Beliefs]) -> bool:
+    """Whether the parts of these sockets that act when no job waits say that they are settled."""
+    for socket, seen_by in sees.items():
+        if not policy.declares(socket, "acts_when_idle"):
+            continue
+        if not policy.declares(socket, "settled"):
+            return False
+        with asking(policy, socket, seen_by, "settled") as seen:
             if not getattr(policy, socket).settled(seen, beliefs_for(socket)):
                 return False
     return True
@@ -170,12 +175,12 @@ def _settled(
 
 def _regular(
     hides: Hidden, policy: Policy, beliefs_for: Callable[[str], Beliefs]
-) -> tuple[dict[str, IntArray], IntArray, Sizes, Grants, IntArray]:
+) -> tuple[dict[str, IntArray], dict[str, Seen], IntArray, Sizes, Grants, IntArray]:
     """Ask for the decisions about all jobs that are not hidden.
 
     Returns:
-        What parts remember (of all jobs), the order in rows of all jobs, sizes, grants, and loader workers (V,), 0 if
-        there is nobody to hide.
+        What parts remember (of all jobs), what each part saw, the order in rows of all jobs, sizes, grants, and loader
+        workers (V,), 0 if there is nobody to hide.
     """
     snapshot, memory = hides.view, dict[str, IntArray]()
     size = len(snapshot.jobs)
@@ -202,7 +207,7 @@ def _regular(
             loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(placed)), size)
             check_loaders(loaders, snapshot)
     memory = {socket: hides.column(stored) for socket, stored in memory.items()}
-    return memory, hides.rows[order], sizes, placed, loaders
+    return memory, sees, hides.rows[order], sizes, placed, loaders
 
 
 def _remembered(

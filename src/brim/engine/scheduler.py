@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Plan
-from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.events import Event, Kind
 from brim.core.lifecycle import Phase
 from brim.core.saved import state_bytes, state_of
 from brim.core.state import ClusterState
 from brim.core.trace import JobClass
-from brim.engine.journal import Journal
+from brim.engine.journal import Journal, RecordedDecision
 from brim.engine.round import RoundResult, run_round
 from brim.engine.trigger import DEFAULT_GAP_MS, Trigger
 from brim.errors import InvariantError
@@ -121,7 +119,9 @@ class Scheduler:
         regular_ms = self._regular_due_ms()
         if not (self._fills and self.state.num_padding()):
             return regular_ms
-        fill_ms = self._fill_trigger.due_ms(looks=self.state.has_room_for_padding)
+        fill_ms = self._fill_trigger.due_ms(
+            looks=self.state.has_room_for_padding or (self._acts_when_idle and self._fill_trigger.looks)
+        )
         if fill_ms is None or (regular_ms is not None and regular_ms - self._fill_trigger.gap_ms <= fill_ms):
             return regular_ms
         return max(fill_ms, self.state.now_ms)
@@ -180,26 +180,22 @@ class Scheduler:
             self.journal.decision(result)
         self.last_round = result
         memory = {socket: (result.job, memory) for socket, memory in result.memory.items()}
-        self.fold(result.plan, memory, result.only_fills, result.settled)
+        self.fold(RecordedDecision(result.plan, memory, result.only_fills, result.settled, result.settled_padding))
 
-    def fold(
-        self, plan: Plan, memory: Mapping[str, tuple[IntArray, IntArray]], only_fills: bool, settled: bool
-    ) -> None:
-        """Apply a decision without deciding.
-
-        Args:
-            plan: Its plan.
-            memory: What parts remember, by socket as (job ids, values).
-            only_fills: See ``RoundResult``.
-            settled: See ``RoundResult``.
-        """
-        for socket, (jobs, values) in memory.items():
+    def fold(self, decision: RecordedDecision) -> None:
+        """Apply a decision without deciding."""
+        for socket, (jobs, values) in decision.memory.items():
             self.state.remember(socket, jobs, values)
-        self.state.apply_plan(plan)
-        self._fill_trigger.done(plan.time_ms)
-        if not only_fills:
-            self._trigger.done(plan.time_ms)
-            self._trigger.looks = not settled
+        self.state.apply_plan(decision.plan)
+        self._fill_trigger.done(decision.plan.time_ms)
+        self._fill_trigger.looks = not decision.settled_padding
+        if not decision.only_fills:
+            self._trigger.done(decision.plan.time_ms)
+            self._trigger.looks = not decision.settled
+
+    def look_again(self) -> None:
+        """Forget that parts were settled: policy, beliefs or cluster may be others than those that said so."""
+        self._trigger.looks = self._fill_trigger.looks = True
 
     def save(self, beside: Mapping[str, Any] | None = None) -> bytes:
         """Return everything that later decisions depend on, but policy and beliefs, and what a driver keeps beside it.

@@ -34,8 +34,7 @@ class Trigger:
         backs_off: Whether the time until the next round is as long as no event has come, from ``FIRST_LOOK_MS`` to
             ``period_ms``: what can be expected of a gap changes with its age, by half when that doubles.
         wakes_on: Kinds of event that cause a round.
-        looks: Whether the period causes a round although no job waits: the last round changed something, or left
-            something that time alone can change.
+        looks: Whether time alone may change what parts decide that act when no job waits: the period causes a round.
         last_ms: Time of the last round, None before the first.
         since_ms: First event since then that causes a round, None if there was none.
         event_ms: The last round that an event caused.

@@ -306,6 +306,7 @@ class Controller:
             self._move(str(saved_cluster(saved or b"")), cluster, saved, lines, jobs, attempts)
         else:
             self.books.fold(saved, lines)
+        self.scheduler.look_again()
         self.books.now_ms = self._stepped_ms = self._earliest_ms = max(now_ms, self.scheduler.horizon_ms)
         self._round_ms = self.scheduler.horizon_ms
         for attempt in attempts:

@@ -11,8 +11,8 @@ A part of any socket may also have
 - ``acts_when_idle = True``: rounds are due for it when no job waits, as long as there is a job; without it, only for a
   size part with ``resizes_running``, as long as some job has several sizes or batches, or may have ranks on CPU.
 - ``settled(snapshot, beliefs) -> bool``, with ``acts_when_idle``: whether nothing but an event can change what the part
-  decides while no job waits. The period then causes no round. Asked in a round that changes nothing; one that changes
-  something is followed by another after the period. A part without it has a round each period.
+  decides while no job waits. The period then causes no round. The part is asked in each round whose plan is empty;
+  one with a plan is followed by another after the period. A part without it has a round each period.
 
 docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CPU ranks fit these sockets.
 """
@@ -169,8 +169,8 @@ class Policy:
         place: Decides which GPUs.
         feed: Decides how many loader workers, also of jobs that the fill part added.
         fill: Decides which jobs use the remaining GPUs.
-        period_ms: Longest time between rounds while a job waits, or while one runs and may be resized; 0 for rounds on
-            events only.
+        period_ms: Longest time between rounds while a job waits, one runs and may be resized, or a part that acts when
+            no job waits is not settled; 0 for rounds on events only.
         gap_ms: Shortest time between two rounds, if longer than the driver's.
         fixed_rounds: Rounds take place at whole multiples of ``period_ms`` only, as in a scheduler that wakes at fixed
             times.
