@@ -39,7 +39,7 @@ from brim.core.events import Event, JobSpec, Kind
 from brim.core.lifecycle import Phase
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Trace
-from brim.engine.journal import Decision, Journal
+from brim.engine.journal import Journal, RecordedDecision
 from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
 from brim.foresight.calibration import COVERAGE, ERRORS_ELSEWHERE, RECORD_MAX, Calibration, relative_error
@@ -78,7 +78,7 @@ class Log(Journal):
 
     def __init__(self) -> None:
         super().__init__()
-        self.entries: list[Event | Decision] = []
+        self.entries: list[Event | RecordedDecision] = []
 
     def event(self, event: Event) -> None:
         """See ``Journal``."""
@@ -86,8 +86,7 @@ class Log(Journal):
 
     def decision(self, result: RoundResult) -> None:
         """See ``Journal``."""
-        memory = {socket: (result.job, values) for socket, values in result.memory.items()}
-        self.entries.append((result.plan, memory, result.only_fills))
+        self.entries.append(RecordedDecision.of(result))
 
 
 class Asked(NamedTuple):
@@ -125,8 +124,8 @@ def asked(trace: Trace, cluster: Cluster, policy: Policy, found: Replay, log: Lo
             if entry.kind is Kind.FINISHED:
                 ended.append((entry.time_ms, entry.job))
             continue
-        scheduler.fold(*entry)
-        now_ms = entry[0].time_ms
+        scheduler.fold(entry)
+        now_ms = entry.plan.time_ms
         while sample and trace.submit_ms[sample[0]] <= now_ms:
             job = sample.pop(0)
             start_ms = int(found.first_start_ms[job])

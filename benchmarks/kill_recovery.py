@@ -131,10 +131,11 @@ def saved(zygote, dice):
 
 def with_brim(kills, seed):
     """Return seconds beyond the step by kind; None for gangs that did not go on."""
-    from tests.elastic.storm import Gang, shared_zygote
+    from tests import zygotes
+    from tests.elastic.storm import Gang
 
     dice, found = random.Random(seed), collections.defaultdict(list)
-    with tempfile.TemporaryDirectory() as root, shared_zygote(Path(root)) as zygote:
+    with tempfile.TemporaryDirectory() as root, zygotes.shared(Path(root)) as zygote:
         for kind, ranks, share in KINDS:
             left = round(kills * share / 100)
             while left > 0:

@@ -56,6 +56,39 @@ def test_the_import_contracts_hold():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_what_benchmarks_import_is_there():
+    """Nothing else runs most of them: a name that has gone would be found by those who measure again."""
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (module := _module_of_ours(node.module or "")):
+                missing = {alias.name for alias in node.names} - _names(module)
+                assert not missing, f"{path.name} imports {sorted(missing)} from {node.module}"
+
+
+def _module_of_ours(name: str) -> Path | None:
+    """File of a module or package in this repository, None for those of others."""
+    for folder in (ROOT / "src", ROOT, ROOT / "benchmarks"):
+        for path in (folder / f"{name.replace('.', '/')}.py", folder / name.replace(".", "/") / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _names(module: Path) -> set[str]:
+    """What can be imported from a module: what it defines, imports and assigns, and the modules of a package."""
+    found: set[str] = set()
+    if module.name == "__init__.py":
+        found |= {path.stem for path in module.parent.iterdir()}
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
 @pytest.mark.parametrize("package", PURE)
 def test_what_decides_has_no_clock_no_randomness_and_no_heavy_imports(package):
     for path in modules(package):

@@ -51,6 +51,12 @@ class RecordedDecision(NamedTuple):
     settled: bool
     settled_padding: bool
 
+    @classmethod
+    def of(cls, result: RoundResult) -> RecordedDecision:
+        """Return what a round changes."""
+        memory = {socket: (result.job, values) for socket, values in result.memory.items()}
+        return cls(result.plan, memory, result.only_fills, result.settled, result.settled_padding)
+
 
 class Sink(Protocol):
     """Where lines go: a text file, or a store."""

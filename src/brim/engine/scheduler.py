@@ -179,8 +179,7 @@ class Scheduler:
         if self.journal:
             self.journal.decision(result)
         self.last_round = result
-        memory = {socket: (result.job, memory) for socket, memory in result.memory.items()}
-        self.fold(RecordedDecision(result.plan, memory, result.only_fills, result.settled, result.settled_padding))
+        self.fold(RecordedDecision.of(result))
 
     def fold(self, decision: RecordedDecision) -> None:
         """Apply a decision without deciding."""
