@@ -12,7 +12,7 @@ from brim.api.client import Client, NoControllerError
 from brim.cli.capture import CAPTURE_BYTES_MAX, requests_of, work_of
 from brim.cli.job_options import asked, merged
 from brim.cli.slurm_calls import slurm_calls
-from brim.cli.submit import _SLURM_CALLS, _accepted, _changes
+from brim.cli.submit import _SLURM_CALLS, _accepted, _changes, _unread
 from brim.errors import ConfigError
 from brim.gang.inherited import of_this_process
 
@@ -161,6 +161,15 @@ def test_a_name_of_slurm_that_brim_does_not_keep_is_told(folder, header, given, 
 def test_a_script_for_slurm_that_asks_for_no_gpu_is_told_that_it_gets_one(folder, text, given, told):
     work = work_of([file(folder / "job.sh", f"#!/bin/sh\n{text}\n")])
     assert list(_changes(work, merged(work.options, given))) == ["no GPU is asked for: brim gives the job one"] * told
+
+
+@pytest.mark.parametrize(("given", "told"), [
+    ({"priority": "7"}, ["priority 7"]), ({"priority": "-7", "class": "urgent"}, ["priority -7", "class urgent"]),
+    ({"priority": "0", "class": "padding"}, []), ({}, []),
+])  # fmt: skip
+def test_what_no_policy_of_brim_reads_is_told(given, told):
+    lines = list(_unread(asked(given).fields))
+    assert [line.partition(" counts only under a policy file")[0] for line in lines] == told
 
 
 def test_commands_of_slurm_in_a_script_for_slurm_are_found(folder):

@@ -77,7 +77,7 @@ def test_loader_workers_of_running_ranks_change_and_no_bit_of_the_job_does(box: 
             await until(lambda: all(bounds(box, "feeds", rank) == seen for rank in (0, 1)), f"{workers} workers")
         await until(lambda: wait_ratio(service) > 0.1, "a report after the change")
         await until(lambda: service.job(job).loader_wait_ratio is not None, "the commit of that report")
-        assert "of each step, with at most 2 loader workers a rank" in service.explain(job)
+        assert "of each step; the policy allows it 2 loader workers a rank" in service.explain(job)
         box.end("feeds")
         await in_state(service, job, "finished")
         assert (service.job(job).attempt, service.job(job).loader_wait_ratio) == (1, None)

@@ -117,6 +117,16 @@ def test_the_command_line_names_a_library():
         TruthOption(loading="pollux").build(trace, cluster)
 
 
+@pytest.mark.parametrize(("policy", "told"), [
+    ("fifo", ["The profile library synergy has step times of no model of this trace."]),
+    ("adloader", ["What cores bring the loaders of alexnet is known beforehand (profile library synergy)."]),
+])
+def test_a_replay_says_of_a_library_what_its_policy_takes_from_it(policy, told):
+    found = replay(small_trace(job(model="alexnet", run=60)), parse_cluster("1x1xT4:cpus=4"), PRESETS[policy],
+                   ReplaySettings(library="synergy"))
+    assert [line for line in found.assumptions if "profile library" in line] == told
+
+
 @pytest.mark.parametrize(("wants", "weights", "amount", "expected"), [
     ([1, 10, 10], [1, 1, 3], 9, [1, 2, 6]), ([1, 1], [1, 1], 9, [1, 1]), ([0, 5], [9, 1], 4, [0, 4]),
     ([5, 5], [0, 1], 4, [0, 4]),

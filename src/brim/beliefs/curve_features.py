@@ -16,24 +16,24 @@ from brim.beliefs.convergence import POINTS_MIN, SKIPPED, CannotSay, Convergence
 from brim.core.arrays import FloatArray
 
 FEATURES: Final = {
-    "ahead": "how many times the samples until now the planned end is at (logarithm)",
+    "ahead": "planned samples over those until now (logarithm)",
     "remaining": "part of the fall of the loss that is predicted to come",
-    "held_back": "error of a fit without the last fifth of the samples, there",
-    "held_back_bias": "by how much such a fit is above the loss there",
+    "held_back": "error, in the last fifth of the samples, of a fit without them",
+    "held_back_bias": "by how much a fit without the last fifth of the samples is above the loss there",
     "refits_apart": "how far the ends that fits to 60, 80 and 100 % of the samples predict lie apart",
-    "refits_trend": "by how much an earlier fit predicts more loss at the end",
+    "refits_trend": "by how much more loss at the end a fit to 60 % of the samples predicts than one to all",
     "width": "width of the interval of the loss at the end",
     "deviation": "deviation of the losses from the curve",
-    "falling": "share of reports that are below the one before",
+    "falling": "part of the reports whose loss is below that of the report before",
     "noise": "how much a loss differs from its neighbours",
     "last_fall": "fall since half of the samples",
     "fall_before": "fall from a quarter to half of the samples",
-    "forms_apart": "by how much a straight line over the logarithm of the samples predicts less loss at the end",
-    "bend": "shift of the curve (logarithm)",
-    "floor": "what the curve falls to, over the loss now",
+    "forms_apart": "by how much less loss at the end than the curve a straight line over log samples predicts",
+    "bend": "how early the curve through the losses flattens (logarithm; less is earlier)",
+    "floor": "loss that the curve falls to in the end, over the loss now",
     "gap": "by how much the newest loss is below the curve",
     "rise": "by how much the loss is above its least, over its range",
-    "misfit": "deviation of the losses from the curve, over that of neighbours (logarithm)",
+    "misfit": "deviation of the losses from the curve, over how much neighbours differ (logarithm)",
     "wave": "deviation of the losses from a parabola over the logarithm of the samples",
 }
 """Names and words. Losses are over the fall from 5 % of the planned samples to the predicted end, unless said."""

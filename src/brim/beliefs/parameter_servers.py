@@ -179,9 +179,3 @@ def models_of(models: Sequence[DefaultModel]) -> StepModels:
     return StepModels(
         frozen(np.stack([one.times for one in models])), frozen(np.stack([one.curves for one in models]))
     )
-
-
-def unknown_models(count: int) -> StepModels:
-    """Step models of which nothing is known."""
-    curves = np.tile(np.array([(0.0, 1.0), SERVER_CURVE]), (count, 1, 1))
-    return StepModels(frozen(np.full((count, 2, TIMES), np.nan)), frozen(curves))

@@ -333,7 +333,7 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _duration_ms(option: str, text: str) -> int:
-    return _read(parse_duration_ms, option, text, "a duration such as 90s, 1h30m, 2d or 02:00:00")
+    return _read(parse_duration_ms, option, text, "a duration such as 90s, 90m, 1h30m, 2d or 02:00:00")
 
 
 def _read(parse: Callable[[str], _Read], option: str, text: str, expected: str) -> _Read:

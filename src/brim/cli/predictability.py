@@ -16,7 +16,7 @@ import typer
 from brim.cli.options import JsonOption, OutputOption, output_of, waiting
 from brim.cli.outputs import check_outputs, console
 from brim.cli.unconverted import UnconvertedGroup
-from brim.errors import ConfigError, NotFoundError, one_line, shown
+from brim.errors import ConfigError, one_line, shown
 from brim.units import counted
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _table(history: Path) -> Table:
         content = history.read_bytes()  # of a path, Polars would take brackets and stars for a pattern
     except OSError as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or one_line(error)
-        raise NotFoundError(f"cannot read {history}: {why}") from None
+        raise ConfigError(f"cannot read {history}: {why}") from None
     report = ReadReport(file=str(history), format="losses")
     if not content:
         return Table(file=str(history), frame=pl.DataFrame(), report=report)

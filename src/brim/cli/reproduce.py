@@ -53,7 +53,7 @@ def reproduce(
         ),
     ] = "",
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer points or jobs, and other figures than a full run.")
+        bool, typer.Option("--quick", help="Fewer points or jobs: minutes, and other figures than those of a full run.")
     ] = False,
     seeds: Annotated[
         int | None,

@@ -178,8 +178,8 @@ def _told(found: Factor) -> str:
 def _sweep(found: Findings) -> Iterator[RenderableType]:
     labels = found.labels("sweep")
     yield Text("Mean completion time (min) by share of unpredictable jobs: re-measured", "bold")
-    yield Text("60 jobs with parameter servers, 2 nodes of 2 GPUs and 32 cores, load 0.9; ratio to the best peer of "
-               "the same seeds, geometric mean with its 95 % interval.")
+    yield Text("60 jobs with parameter servers, 2 nodes of 2 GPUs and 32 cores, load 0.9; ratio of aiturbo to the "
+               "best peer of the same seeds, geometric mean with its 95 % interval: below 1, aiturbo is better.")
     rows = []
     for share in found.shares("sweep"):
         best = found.best_peer(share)
@@ -193,7 +193,7 @@ def _sweep(found: Findings) -> Iterator[RenderableType]:
 def _gap(found: Findings) -> Iterator[RenderableType]:
     yield Text("\nHow much knowing the future would add: mean completion time (min)", "bold")
     yield Text("\"true remaining time\" is aiturbo with the true remaining times in its order. All means of "
-               "a row are over the same seeds; closed is the part of the gap from the best peer to it aiturbo closes.")
+               "a row are over the same seeds. \"closed\": how much of the way there from the best peer aiturbo goes.")
     rows = []
     for share in found.shares("sweep"):
         best, clairvoyant = found.best_peer(share), found.of("clairvoyant", share, CLAIRVOYANT)

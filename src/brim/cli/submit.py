@@ -51,13 +51,15 @@ _Time = Annotated[
 _Priority = Annotated[
     str | None,
     typer.Option(
-        "--priority", "-p", metavar="N", help="Larger is served first, by policies that read it; by default, 0."
+        "--priority", "-p", metavar="N",
+        help="Larger is served first, by policy files that read it (no policy of brim does); by default, 0."
     ),
 ]
 _Class = Annotated[
     str | None,
     typer.Option(
-        "--class", metavar="CLASS", help="regular; urgent, for policies that read it; or padding, on idle GPUs only."
+        "--class", metavar="CLASS",
+        help="regular; padding, on idle GPUs only; or urgent, for policy files that read it (no policy of brim does)."
     ),
 ]
 _After = Annotated[
@@ -266,7 +268,7 @@ def _submit(
         after.setdefault(one.field, []).extend(find_awaited(at, one.job))
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
-    for line in _changes(work, options):
+    for line in (*_changes(work, options), *_unread(wants.fields)):
         print(f"brim: {line}", file=sys.stderr)
     for call in work.slurm_calls:
         print(f"brim: the script calls {call}, which knows nothing of jobs of brim{_SLURM_CALLS[call]}",
@@ -294,6 +296,14 @@ def _changes(work: Runnable, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"name {said!r} has characters that brim does not keep: the job is {kept}"
     if work.slurm is not None and "gpus" not in options and "devices" not in options:
         yield "no GPU is asked for: brim gives the job one"
+
+
+def _unread(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Say, a line each, what of a request only a policy of one's own reads."""
+    priority = fields.get("priority", 0)
+    for is_given, what in ((priority, f"priority {priority}"), (fields.get("job_class") == "urgent", "class urgent")):
+        if is_given:
+            yield f"{what} counts only under a policy file that reads it: no policy of brim does"
 
 
 def _accepted(at: Client, requests: Sequence[JobRequest]) -> JobIds:

@@ -69,7 +69,7 @@ def up(
     predictability: Annotated[
         str | None,
         typer.Option("--predictability", metavar="FILE",
-                     help="What says whether losses tell a job's end: a file of `brim predictability fit`."),
+                     help="Classifier of jobs whose losses tell their end: a file of `brim predictability fit`."),
     ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in this terminal, and show the controller's log.")

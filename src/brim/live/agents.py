@@ -90,7 +90,3 @@ class Agents:
         said = self._devices.get(device, {})
         there = any(uid in self._synced and uid != besides for uid in said)
         return there and all(state == OPEN for state, _ in said.values())
-
-    def devices_said(self) -> tuple[int, ...]:
-        """Devices of which an agent has spoken."""
-        return tuple(sorted(self._devices))

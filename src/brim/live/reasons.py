@@ -12,7 +12,7 @@ from brim.live.ends import EXCHANGED
 from brim.live.holds import because
 from brim.live.records import HOLDS_DEVICES, AttemptRecord, JobRecord
 from brim.live.requests import NONE, ON_CPU
-from brim.units import WHOLE_GPU
+from brim.units import WHOLE_GPU, counted
 
 _NOTICED: Final = 0.01
 """Part of a step below which a wait for data is not told; as ``train.data.autotune.NO_WAIT``."""
@@ -71,7 +71,8 @@ def _waits_for_data(job: JobRecord, attempt: AttemptRecord | None) -> str:
     """Say how long a job waits for its loader; nothing where that is not known, or too short to be noticed."""
     if attempt is None or job.loader_wait_ratio is None or job.loader_wait_ratio < _NOTICED:
         return ""
-    most = "" if attempt.loader_workers == NONE else f", with at most {attempt.loader_workers} loader workers a rank"
+    workers = attempt.loader_workers
+    most = "" if workers == NONE else f"; the policy allows it {counted(workers, 'loader worker')} a rank"
     return f" It waits for data {job.loader_wait_ratio:.0%} of each step{most}."
 
 

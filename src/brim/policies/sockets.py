@@ -11,8 +11,8 @@ A part of any socket may also have
 - ``acts_when_idle = True``: rounds are due for it when no job waits, as long as there is a job; without it, only for a
   size part with ``resizes_running``, as long as some job has several sizes or batches, or may have ranks on CPU.
 - ``settled(snapshot, beliefs) -> bool``, with ``acts_when_idle``: whether nothing but an event can change what the part
-  decides while no job waits. The period then causes no round. The part is asked in each round whose plan is empty;
-  one with a plan is followed by another after the period. A part without it has a round each period.
+  decides while no job waits. The period then causes no round. The part is asked in each round whose plan changes no
+  regular job while none waits, and about padding jobs apart. A part without it has a round each period.
 
 docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CPU ranks fit these sockets.
 """

@@ -70,6 +70,7 @@ def describe(trace: Trace, cluster: Cluster) -> list[str]:
     if asked.any():
         said.append(
             f"Jobs with a priority, a class or a deadline: {int(asked.sum()):,}. Policies of brim read no "
-            "priorities; those with padding read the class, those that let jobs share GPUs deadlines."
+            "priorities and no class urgent; those with padding read class padding, and those that let jobs share GPUs "
+            "read deadlines."
         )
     return said

@@ -120,7 +120,7 @@ def replay(
     notes += () if settings.sleep is None else (settings.sleep.sentence,)
     report = on_progress or (lambda ended, now_ms: True)
     library = _library(settings.library, trace)
-    notes += _known_models(settings.library, library, trace) + _power(settings.power, trace)
+    notes += _known_models(settings.library, library, trace, policy) + _power(settings.power, trace)
     scenario = Scenario(trace=trace, cluster=cluster, policy=policy, truth=truth, run_times=believed,
                         overheads=settings.overheads, gap_ms=settings.gap_ms)
     is_plain = journal is None and not settings.faults.any and not settings.gap_job_us and settings.sleep is None
@@ -192,11 +192,13 @@ def _interference(trace: Trace, cluster: Cluster) -> Interference:
     return Interference(seeds=seeds_of(measured, trace.profiles, cluster.gpu_types), rule=measured.rule)
 
 
-def _known_models(name: str, library: dict[int, FloatArray], trace: Trace) -> tuple[str, ...]:
+def _known_models(name: str, library: dict[int, FloatArray], trace: Trace, policy: Policy) -> tuple[str, ...]:
     """A sentence about the models that are in a profile library."""
     if not name:
         return ()
     known = ", ".join(trace.profiles[code] for code in library)
+    if not known and policy.asks_loading:
+        return ()  # it is given for what it says of loaders, which another sentence tells
     return (
         f"Step times of {known} are known beforehand to policies that ask for models (profile library {name})."
         if known else f"The profile library {name} has step times of no model of this trace.",
