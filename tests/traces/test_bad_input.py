@@ -5,6 +5,8 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import tarfile
+import zipfile
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -56,6 +58,17 @@ def test_compressed_files_are_read_or_named(tmp_path):
         assert trace.job_id == plain.job_id
         assert f"a broken {kind} file" in message(save(tmp_path, "cut", packed[:-9]))
     assert "compressed by zstd" in message(save(tmp_path, "z", b"\x28\xb5\x2f\xfd and more"))
+
+
+def test_archives_are_named(tmp_path):
+    (tmp_path / "one.csv").write_text("a\n")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "one.csv", "one.csv")
+    assert "found a zip archive" in message(tmp_path / "a.zip")
+    for mode, name in (("w", "a.tar"), ("w:gz", "a.tgz")):
+        with tarfile.open(tmp_path / name, mode) as tar:
+            tar.add(tmp_path / "one.csv", "one.csv")
+        assert "found a tar archive" in message(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", [one.name for one in FORMATS[1:]])

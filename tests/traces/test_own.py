@@ -53,6 +53,20 @@ def test_round_trip_loses_nothing(tmp_path_factory, ending, trace):
     assert (report.rows, report.repaired, report.dropped) == (len(trace), {}, {})
 
 
+@pytest.mark.parametrize(("times", "refused"), [
+    ("3600000,0,60000", True), ("3600000,600000,4199999", False), ("3600000,600000,4197999", True),
+    ("3600000,600000,9000000", False), (",600000,60000", False), ("3600000,600000,", False),
+])
+def test_a_job_that_ended_before_it_had_waited_and_run_is_refused(tmp_path, times, refused):
+    text = f"job_id,submit_ms,gpus,run_ms,wait_ms,jct_ms\na,0,1,{times}\n"
+    if refused:
+        with pytest.raises(TraceError, match=r"row 2, column 'jct_ms': found \d+ with wait_ms \d+ and run_ms 3600000, "
+                                             "expected at least wait_ms and run_ms together"):
+            traces.read(save(tmp_path, "j.csv", text))
+    else:
+        assert len(traces.read(save(tmp_path, "j.csv", text))[0]) == 1
+
+
 def split(lines):
     return csv.reader(lines)
 

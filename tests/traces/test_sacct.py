@@ -46,6 +46,61 @@ def test_sacct_requeued_job_that_waits_again_has_not_finished(tmp_path, last):
     assert report.dropped["still running when the record ends"] == 1
 
 
+TIMED = "JobID|User|Submit|Eligible|Start|End|State|AllocTRES|Suspended|NodeList"
+
+
+def timed(job, user, submit, start, end, state, gpus, nodes="n1"):
+    times = "|".join(f"2026-05-01T{clock}" for clock in (submit, submit, start, end))
+    return f"{job}|{user}|{times}|{state}|cpu=1,gres/gpu={gpus}|00:00:00|{nodes}\n"
+
+
+@pytest.mark.parametrize(("second", "ids"), [
+    (timed(4, "ann", "09:00:00", "09:00:00", "09:30:00", "COMPLETED", 2), ("4", "4#2")),  # after it had ended
+    (timed(4, "bob", "08:00:10", "08:00:10", "08:30:00", "COMPLETED", 2), ("4", "4#2")),  # of another user
+    (timed(4, "ann", "08:00:00", "08:05:00", "08:30:00", "COMPLETED", 2), ("4", "4#2")),  # at the same time
+    (timed(4, "ann", "08:10:01", "08:12:00", "08:30:00", "COMPLETED", 2), ("4",)),  # requeued when it ended
+])
+def test_sacct_jobs_of_one_id_are_told_apart(tmp_path, second, ids):
+    first = timed(4, "ann", "08:00:00", "08:00:00", "08:10:00", "COMPLETED", 8)
+    trace, report = traces.read(save(tmp_path, "s", f"{TIMED}\n{first}{second}{second}"))
+    assert trace.job_id == ids
+    assert report.repaired.get("has the id of an earlier job (of another user or cluster, or that had ended before): "
+                               "told apart", 0) == len(ids) - 1
+    if len(ids) == 2:
+        assert trace.gpus.tolist() == [8, 2]
+        assert trace.run_ms[0] == 600_000
+        assert trace.jct_ms[0] == 600_000
+
+
+def test_sacct_jobs_of_two_clusters_are_told_apart(tmp_path):
+    """East's job 7 was requeued, while west had a job of this id."""
+    rows = [timed(7, "ann", "08:00:00", "08:00:00", "08:10:00", "REQUEUED", 8),
+            timed(7, "ann", "08:10:00", "08:12:00", "08:20:00", "COMPLETED", 8),
+            timed(7, "ann", "08:01:00", "08:02:00", "08:30:00", "COMPLETED", 2)]
+    text = "".join(f"{cluster}|{row}" for cluster, row in zip(("east", "east", "west"), rows, strict=True))
+    trace, _ = traces.read(save(tmp_path, "s", f"Cluster|{TIMED}\n{text}"))
+    assert dict(zip(trace.job_id, (trace.gpus * trace.run_ms).tolist(), strict=True)) == {
+        "7@east": 8 * 18 * 60_000, "7@west": 2 * 28 * 60_000,
+    }
+
+
+def test_sacct_a_resized_job_has_the_gpu_time_of_its_sizes(tmp_path):
+    """Slurm writes the start of the job in the record of each size, and the time of the resize as its submission."""
+    rows = (timed(34, "ann", "08:00:00", "08:00:00", "08:00:09", "RESIZING", 8, "n[1-2]"),
+            timed(34, "ann", "08:00:09", "08:00:00", "08:00:40", "COMPLETED", 4),
+            timed(35, "ann", "08:00:00", "08:00:00", "08:00:08", "REQUEUED", 4, "n3"),
+            timed(35, "ann", "08:00:08", "08:01:00", "08:01:15", "COMPLETED", 1, "n3"))
+    trace, report = traces.read(save(tmp_path, "s", f"{TIMED}\n{''.join(rows)}"))
+    assert trace.gpus.tolist() == [8, 4]
+    assert (trace.gpus * trace.run_ms).tolist() == [(8 * 9 + 4 * 31) * 1_000, (4 * 8 + 15) * 1_000]
+    assert trace.jct_ms.tolist() == [40_000, 75_000]
+    assert report.dropped == {
+        "earlier size of a resized job, merged": 1, "earlier attempt of a requeued job, merged": 1,
+    }  # fmt: skip
+    assert not any("as with --exclusive" in reason for reason in report.repaired)
+    assert trace.cluster.num_gpus == 12  # two nodes for the first job, one for the second
+
+
 def test_sacct_header_that_is_repeated_is_no_unusable_row(tmp_path):
     head = "JobID|Submit|Start|End|State|AllocTRES\n"
     trace, report = traces.read(save(tmp_path, "s", head + sacct_rows(1, 2) + head + sacct_rows(3, 3)))

@@ -15,7 +15,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -31,12 +31,14 @@ from brim.replacing import replacing
 from brim.traces.report import ReadReport
 from brim.traces.source import Source
 from brim.traces.table import LINE, MAX_AMOUNT, MAX_GPUS, MAX_RUN_MS, MAX_TIME_MS, Table, csv_table, header_share
-from brim.units import WHOLE_GPU
+from brim.units import MS_PER_S, WHOLE_GPU
 
 NAME: Final = "brim"
 SCHEMA: Final = 1
 COLUMNS: Final = ("job_id", "submit_ms", "gpus")
 NAMED: Final = {"user": "users", "group": "groups", "gpu_type": "gpu_types", "profile": "profiles"}
+ROUNDED_MS: Final = 2 * MS_PER_S
+"""What a completion time may be below the sum of wait and run time, which are rounded to seconds each. Ours."""
 NEAR: Final = 0.85
 """How alike names of columns are, by `difflib`, from which one is taken for the other misspelt. Ours."""
 _MARK: Final = "# brim trace "
@@ -105,6 +107,7 @@ def read(source: Source, report: ReadReport) -> Trace:
             if low == NONE:
                 expected = f"a whole number, 0 to {high}, or nothing"
             columns[column] = table.number(column, expected, low=low, high=high, whole=True, missing=missing)
+    _check_times(table, columns)
     for column, plural in NAMED.items():
         columns[plural] = facts.get(plural, [])
         if column in table:
@@ -123,6 +126,20 @@ def read(source: Source, report: ReadReport) -> Trace:
         synthetic=facts.get("synthetic", False), origin_ms=facts.get("origin_ms"),
         cluster=_cluster(source.file, facts.get("cluster")), job_id=ids, **columns,
     )  # fmt: skip
+
+
+def _check_times(table: Table, columns: Mapping[str, IntArray]) -> None:
+    """Refuse jobs that ended before they had waited and run: a column is in another unit, or means something else."""
+    if not all(name in columns for name in ("run_ms", "wait_ms", "jct_ms")):
+        return
+    run_ms, wait_ms, jct_ms = columns["run_ms"], columns["wait_ms"], columns["jct_ms"]
+    known = (run_ms != NONE) & (wait_ms != NONE) & (jct_ms != NONE)
+    bad = known & (jct_ms + ROUNDED_MS < wait_ms + run_ms)
+    if bad.any():
+        raise table.unusable(
+            bad, "jct_ms", "at least wait_ms and run_ms together",
+            lambda row: f"{jct_ms[row]} with wait_ms {wait_ms[row]} and run_ms {run_ms[row]}",
+        )
 
 
 def _check_names(file: str, columns: Sequence[str]) -> None:

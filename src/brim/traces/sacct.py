@@ -3,9 +3,12 @@
 Made for ``TZ=UTC SLURM_TIME_FORMAT=standard sacct -a -X -D -P --noconvert -o JobID,JobIDRaw,User,Account,Partition,
 Submit,Eligible,Start,End,Timelimit,State,ReqTRES,AllocTRES,Suspended,NodeList``. A job arrives when it became eligible:
 what its user had it wait for (another job, a begin time, a hold, a limit of its array) is no waiting for the
-scheduler. Records of one job id are the attempts of a requeued job: the reader adds up their run times and keeps the
-earliest arrival and the last state. Slurm writes the time of a requeue by hand over the end of a job that had ended
-before, so it is not certain how long such an attempt held its GPUs; it counts as run time, and is counted in the
+scheduler. Records of one job id are the attempts of a requeued job, or the sizes that a resized job had one after the
+other: the reader adds up their run times and keeps the earliest arrival and the last state. If they had different
+numbers of GPUs, the job has the most of them, for as long as makes the same GPU time. Slurm gives an id again once it
+has counted to its largest, and two clusters give the same ones: records of another user or cluster, or submitted after
+the job of that id had ended, are another job. Slurm writes the time of a requeue by hand over the end of a job that had
+ended before, so it is not certain how long such an attempt held its GPUs; it counts as run time, and is counted in the
 report. Without ``-X``, it drops job steps. Each part of a heterogeneous job is a job.
 Resources are those allocated, else those requested. The GPU type is the requested one, else the allocated one, because
 the recorded run time holds for it. Times are used as recorded: if a clock was set back during a job, so that the job
@@ -48,7 +51,7 @@ NAME: Final = "sacct"
 COLUMNS: Final = ("Submit", "Start", "End", "State")
 WANTED: Final = (
     "JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Eligible", "Start", "End", "Timelimit",
-    "TimelimitRaw", "State", "ReqTRES", "AllocTRES", "Suspended", "NodeList",
+    "TimelimitRaw", "State", "ReqTRES", "AllocTRES", "Suspended", "NodeList", "Cluster",
 )  # fmt: skip
 _ID: Final = r"^\d+([_+.].*)?$"
 _KNOWN: Final = frozenset(
@@ -68,6 +71,18 @@ NO_END: Final = "has ended, but its end is not in the record"
 BY_HAND: Final = (
     "attempt requeued by hand: recorded until its requeue, before which it may have ended; all of it counts as run time"
 )
+ID_AGAIN: Final = "has the id of an earlier job (of another user or cluster, or that had ended before): told apart"
+ATTEMPT: Final = "earlier attempt of a requeued job, merged"
+SIZE: Final = "earlier size of a resized job, merged"
+OTHER_SIZES: Final = (
+    "number of GPUs changed between attempts or by a resize: the most of them, for as long as makes the same GPU time"
+)
+AFTER_MS: Final = MS_PER_MIN
+"""A job that is submitted longer than this after the end of one with its id is another one: Slurm writes the time of a
+requeue, within seconds of the end, as the submission of the next attempt. Ours."""
+_ENDS: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
+"""States after which a later submission with the same id is another job: a requeue by hand writes REQUEUED."""
+_RESIZED: Final = "RESIZING"
 PART: Final = "part of a heterogeneous job: replayed as a job of its own"
 _NOTED: Final = {"later": LATER, "other_gpus": OTHER_GPUS, "part": PART}
 """Column that marks jobs -> what is said of them."""
@@ -130,7 +145,7 @@ def read(source: Source, report: ReadReport) -> Trace:
     id_column = "JobIDRaw" if "JobIDRaw" in source.first_line else "JobID"
     table = csv_table(source, report, separator="|", quoted=False, wanted=WANTED, together=id_column,
                       too_many=_PIPE)
-    records = _records(_with_gpus(_jobs(table)))
+    records = _told_apart(_records(_with_gpus(_jobs(table))))
     cluster = _cluster_seen(records)
     table = _merged(records)
     table = table.drop((table.frame["start"] == NONE).to_numpy(), NEVER_STARTED)
@@ -221,8 +236,8 @@ def _records(table: Table) -> Table:
         raise table.unusable(odd, "Suspended", "at most the time from Start to End")
     table.report.repair("time suspended left out of the run time", int((suspended_ms > 0).sum()))
     keep = (
-        "id", LINE, "User", "Account", "Partition", "gpus", "share", "cpu", "mem", "type", "NodeList", "other_gpus",
-        "more",
+        "id", LINE, "Cluster", "User", "Account", "Partition", "gpus", "share", "cpu", "mem", "type", "NodeList",
+        "other_gpus", "more",
     )  # fmt: skip
     arrival_ms = _arrival_ms(table, submit_ms, start_ms)
     frame = table.frame.select(name for name in keep if name in table).with_columns(
@@ -230,8 +245,8 @@ def _records(table: Table) -> Table:
         *(
             pl.Series(name, values)
             for name, values in (
-                ("submit", arrival_ms), ("later", arrival_ms > submit_ms), ("part", _parts(table)),
-                ("start", start_ms), ("end", end_ms), ("run", run_ms - suspended_ms),
+                ("submitted", submit_ms), ("submit", arrival_ms), ("later", arrival_ms > submit_ms),
+                ("part", _parts(table)), ("start", start_ms), ("end", end_ms), ("run", run_ms - suspended_ms),
                 ("limit", _limit_ms(table)), ("running", (start_ms != NONE) & (end_ms == NONE)),
                 ("waits", state.is_in(_UNFINISHED).to_numpy() & (start_ms != NONE)),
             )
@@ -256,22 +271,65 @@ def _parts(table: Table) -> BoolArray:
     return table.text(column).str.contains("+", literal=True).fill_null(False).to_numpy()
 
 
+_ORDER: Final = ("start", "end", "State", "gpus", "cpu", "mem", "limit")
+"""Columns by which records of a job are sorted that were submitted at one time."""
+_OWNER: Final = ("User", "Cluster")
 _LAST: Final = ("end", "State", "limit", "type", "User", "Account", "Partition", "NodeList")
 """Columns taken from the last attempt of a requeued job."""
 
 
+def _told_apart(table: Table) -> Table:
+    """Drop repeated records, give each job an id of its own, and let records of a resized job follow one another."""
+    repeated = table.frame["id"].is_duplicated()
+    if not repeated.any():
+        return _without_marks(table, table.frame)
+    records = table.frame.filter(repeated)
+    distinct = records.unique(subset=[name for name in records.columns if name != LINE], keep="any")
+    table.report.drop("exact repeat of a record", records.height - distinct.height)
+    distinct = distinct.sort("submitted", *_ORDER, *(name for name in _OWNER if name in distinct))
+    if "Cluster" in distinct:
+        several = pl.col("Cluster").n_unique().over("id") > 1
+        distinct = distinct.with_columns(
+            pl.when(several).then(pl.concat_str("id", pl.lit("@"), pl.col("Cluster").fill_null(""))).otherwise("id")
+            .alias("id")
+        )  # fmt: skip
+    before = {name: pl.col(name).shift().over("id") for name in ("State", "start", "end")}
+    begun = (pl.col("start") != NONE) & (before["start"] != NONE) & (before["end"] != NONE)
+    is_later = before["State"].is_in(_ENDS) & (pl.col("submitted") > before["end"] + AFTER_MS) & (before["end"] != NONE)
+    overlaps = begun & (pl.col("start") < before["end"] - AFTER_MS) & (before["State"] != _RESIZED)
+    is_other = (is_later | overlaps).fill_null(False)
+    if "User" in distinct:
+        is_other |= pl.col("User").ne_missing(pl.col("User").shift().over("id")) & before["State"].is_not_null()
+    number = is_other.cast(pl.Int64).cum_sum().over("id")
+    distinct = distinct.with_columns(
+        pl.when(number > 0).then(pl.concat_str("id", pl.lit("#"), number + 1)).otherwise("id").alias("id")
+    )
+    table.report.repair(ID_AGAIN, distinct["id"].n_unique() - records["id"].n_unique())
+    held_ms = pl.max_horizontal(before["end"] - pl.col("start"), 0)  # by the record of an earlier size
+    held_ms = pl.when(begun & (before["State"] == _RESIZED)).then(held_ms).otherwise(0)
+    resized = (pl.col("State") == _RESIZED).any().over("id")
+    distinct = distinct.with_columns(
+        (pl.col("start") + held_ms).alias("start"), pl.max_horizontal(pl.col("run") - held_ms, 0).alias("run"),
+        (pl.col("other_gpus") & ~resized).alias("other_gpus"),
+    )
+    return _without_marks(table, pl.concat([table.frame.filter(~repeated), distinct]))
+
+
+def _without_marks(table: Table, frame: pl.DataFrame) -> Table:
+    """The records, without the columns by which jobs of one id are told apart."""
+    return Table(file=table.file, frame=frame.drop("submitted", "Cluster", strict=False), report=table.report)
+
+
 def _merged(table: Table) -> Table:
-    """Join the records of each job id: attempts of a requeued job."""
+    """Join the records of each job: attempts of a requeued job, sizes of a resized one."""
     repeated = table.frame["id"].is_duplicated()
     if not repeated.any():
         return table
     records = table.frame.filter(repeated)
-    distinct = records.unique(subset=[name for name in records.columns if name != LINE], keep="any")
-    table.report.drop("exact repeat of a record", records.height - distinct.height)
-    order = ["submit", "start", "end", "State", *(name for name in ("gpus", "cpu", "mem", "limit") if name in records)]
     begun = pl.col("start") != NONE
+    ran = pl.col("run") > 0
     merged = (
-        distinct.sort(order)
+        records.sort("submit", *_ORDER)
         .group_by("id", maintain_order=True)
         .agg(
             pl.len().alias("records"),
@@ -279,8 +337,10 @@ def _merged(table: Table) -> Table:
             pl.col("submit", "later").sort_by("submit", maintain_order=True).first(),
             pl.col("part", "other_gpus", "more").any(),
             pl.col("start").filter(begun).min().fill_null(NONE),
-            pl.col("run").sum(),
+            -(-(pl.col("run") * pl.col("gpus")).sum() // pl.col("gpus").max()).alias("run"),
             pl.col("gpus").max(),
+            (pl.col("gpus").filter(ran).n_unique() > 1).alias("other_sizes"),
+            (pl.col("State").head(pl.len() - 1) == _RESIZED).sum().alias("sizes"),
             pl.col("share", "cpu", "mem").sort_by("gpus", maintain_order=True).last(),
             pl.col("running").last(),
             (pl.col("State").last().is_in(_UNFINISHED) & begun.any()).alias("waits"),
@@ -291,7 +351,10 @@ def _merged(table: Table) -> Table:
     )  # fmt: skip
     table.report.repair("earlier attempt without an end left out of the run time", int(merged["endless"].sum()))
     table.report.repair(BY_HAND, int(merged["by_hand"].sum()))
-    table.report.drop("earlier attempt of a requeued job, merged", distinct.height - merged.height)
+    table.report.repair(OTHER_SIZES, int(merged["other_sizes"].sum()))
+    sizes = int(merged["sizes"].sum())
+    table.report.drop(SIZE, sizes)
+    table.report.drop(ATTEMPT, records.height - merged.height - sizes)
     single = table.frame.filter(~repeated)
     frame = pl.concat([single, merged.select(single.columns)])
     return Table(file=table.file, frame=frame, report=table.report)
@@ -364,7 +427,7 @@ def _cluster_seen(records: Table) -> Cluster | None:
     names = frame["NodeList"].unique()
     nodes = names.drop_nulls().to_list()
     lists = pl.DataFrame(
-        {"NodeList": nodes, "nodes": [node_names(text) for text in nodes]},
+        {"NodeList": nodes, "nodes": [node_names(text.strip()) for text in nodes]},
         schema={"NodeList": pl.String, "nodes": pl.List(pl.String)},
     )
     last = pl.col("start") == pl.col("start").max().over("id")

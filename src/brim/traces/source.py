@@ -19,6 +19,9 @@ UNPACK: Final = {
 }  # fmt: skip
 """First bytes -> name of the compression, and its inverse."""
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+ZIP_MAGIC: Final = b"PK\x03\x04"
+TAR_MAGIC: Final = b"ustar"
+_TAR_AT: Final = 257
 PARQUET_MAGIC: Final = b"PAR1"
 STDIN: Final = "-"
 """The path that means standard input."""
@@ -110,6 +113,8 @@ def check_text(source: Source, format: str) -> Source:
 def _unpacked(file: str, data: bytes) -> bytes:
     if data.startswith(ZSTD_MAGIC):
         raise TraceError(file, found="a file compressed by zstd", expected="text, gzip, bzip2 or xz; unzstd unpacks it")
+    if data.startswith(ZIP_MAGIC):
+        raise TraceError(file, found="a zip archive", expected="text, gzip, bzip2 or xz; unzip unpacks it")
     for magic, (name, unpack) in UNPACK.items():
         if data.startswith(magic):
             try:
@@ -124,6 +129,8 @@ def _text(file: str, data: bytes) -> bytes:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise TraceError(file, found="UTF-16 text", expected="UTF-8 text")
     data = data.removeprefix(b"\xef\xbb\xbf")
+    if data[_TAR_AT : _TAR_AT + len(TAR_MAGIC)] == TAR_MAGIC:
+        raise TraceError(file, found="a tar archive", expected="one file of it; tar -xf unpacks it")
     if b"\0" in data:
         row = data.count(b"\n", 0, data.index(b"\0")) + 1
         raise TraceError(file, row=row, found="a zero byte (binary data)", expected="text or Parquet")
