@@ -66,6 +66,14 @@ def test_what_a_job_uses_of_each_gpu():
             asked({"gpu-util": text})
 
 
+def test_a_dependency_that_is_empty_is_refused(tmp_path):
+    """An id that a script failed to get: the job would start before what it needs."""
+    with pytest.raises(ConfigError, match=r"^--depends-on: found nothing, expected job ids or names; to wait for none"):
+        asked({"depends-on": ""})
+    assert asked({}).after == ()
+    assert asked(jobfile(tmp_path, "run: x\ndepends_on: []\n").options).after == ()
+
+
 def test_times():
     assert fields(time="2:00:00", grace="90") == {"gpus": 1, "time_limit_s": 7_200, "grace_s": 90.0}
     assert fields(time="1-12:00:00", grace="2m") == {"gpus": 1, "time_limit_s": 129_600, "grace_s": 120.0}
@@ -112,7 +120,7 @@ def test_an_array_may_have_a_limit():
 @pytest.mark.parametrize(("text", "wanted"), [
     ("3,prep @", [("after", "3"), ("after", "prep"), ("after", "@")]),
     ("afterok:3:4", [("after", "3"), ("after", "4")]),
-    ("afterany:3,afternotok:prep,5", [("after_any", "3"), ("after_not_ok", "prep"), ("after", "5")]), ("", []),
+    ("afterany:3,afternotok:prep,5", [("after_any", "3"), ("after_not_ok", "prep"), ("after", "5")]),
 ])  # fmt: skip
 def test_dependencies_in_brims_words_and_in_slurms(text, wanted):
     assert [(one.field, one.job) for one in asked({"depends-on": text}).after] == wanted
@@ -356,6 +364,10 @@ def test_a_file_says_the_same_as_options(tmp_path):
         "mem": "32GB", "class": "padding", "time": "12:00:00", "grace": "120s", "depends-on": "prep,3", "hold": True,
     }  # fmt: skip
     assert asked(found.options).fields["time_limit_s"] == 43_200
+    minutes = jobfile(tmp_path, "run: x\nlimits: {time: 5, preempt_grace: 5}\n").options
+    assert minutes == {"time": "5", "grace": "5s", "class": "regular"}  # minutes in Slurm, seconds in Kubernetes: refused
+    with pytest.raises(ConfigError, match=r"^--time: found '5', expected a duration such as 90s, 90m"):
+        asked(minutes)
     elastic = jobfile(tmp_path, "run: [a, b c]\nelastic: {sizes: [1, 2, 4], global_batch: 256}\n")
     assert elastic.command == ("a", "b c")
     assert asked(elastic.options).fields["sizes"] == [1, 2, 4]

@@ -12,7 +12,7 @@ from brim.core.events import Event, Kind, Report, Sample
 from brim.foresight.answers import Forecast
 from brim.foresight.calibration import SPAN_MS, SPANS_ELSEWHERE
 from brim.foresight.forecast import forecasts
-from brim.live.inputs import Cancel, Device, Hold
+from brim.live.inputs import Cancel, Device, Hold, Requeue
 from brim.live.recording import Holding, RecordedAttempt, RecordedJob
 from brim.live.records import JobRecord, PastForecast
 from brim.live.situation import situation_of
@@ -276,6 +276,25 @@ def test_of_a_long_queue_the_first_jobs_are_forecast_and_it_is_said_what_was_lef
     assert second.start_s is not None
     assert second.basis == "3 runs of the same user; 1 job submitted later left out"
     assert third.missing == "no forecast: more than 2 jobs that have not ended were submitted before it"
+    monkeypatch.delattr("brim.foresight.forecast.drawn")  # no continuation is needed to say so
+    assert ahead(queue(), past("a", 60, 60, 60), 3) == [third]
+
+
+@pytest.mark.parametrize(("requeued", "limit_s"), [(False, 60), (True, 100)])
+def test_the_limit_of_a_job_that_runs_is_that_of_its_present_attempt(requeued, limit_s):
+    """It has run 40 s of 60 before it was requeued: only from its second attempt on may it run 60 s."""
+    desk = Desk(devices=1)
+    desk.submit(name="a", time_limit_s=60)
+    desk.saw(1, RUNNING)
+    desk.give(later_ms=40_000)
+    if requeued:
+        desk.command(Requeue, 1)
+        desk.saw(1, ENDED, outcome="stopped", exit_code=143)
+        desk.give(later_ms=60_000)
+        desk.saw(1, RUNNING, attempt=2)
+    [one] = ahead(desk, [], 1)
+    ran_s = desk.controller.scheduler.state.run_ms(1, desk.now_ms) // 1_000
+    assert limit_s - ran_s - 10 < one.end_s[1] <= limit_s - ran_s + 3
 
 
 def test_a_job_runs_faster_on_more_gpus_as_far_as_its_speed_is_known():

@@ -211,11 +211,11 @@ class Client:
     ) -> Any:
         """Return the answer to a request, which is made again while the controller is absent or busy.
 
-        One for which it ``simulates`` the queue is not made again because the answer took too long.
+        It is not made again because the answer took too long: the controller hangs, or ``simulates`` the queue.
         """
         self.may_have_arrived = False
         timeout_s = SIMULATED_S if simulates else TIMEOUT_S
-        lasting = (FileNotFoundError, PermissionError, *([TimeoutError] if simulates else []))
+        lasting = (FileNotFoundError, PermissionError, TimeoutError)
         for pause_s in (*PAUSES_S, None):
             try:
                 return self._once(method, target, body, headers or {}, timeout_s)

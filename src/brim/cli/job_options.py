@@ -205,6 +205,8 @@ def asked(options: Options) -> Asked:
     if limit is not None:
         fields["array_limit"] = limit
     after = read_dependencies(options.get("depends-on", ""))
+    if "depends-on" in options and not after:  # an id that a script failed to get must not let the job start
+        raise _unclear("depends-on", options["depends-on"], "job ids or names; to wait for none, leave the option out")
     return Asked(fields=fields, indices=indices, after=after, env=dict(options.get("env", {})),
                  chdir=options.get("chdir", ""))
 

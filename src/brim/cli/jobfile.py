@@ -73,7 +73,7 @@ def read_jobfile(path: Path) -> JobFile:
             if "\0" in str(leaf):  # no word of a command, variable or path can have one
                 raise ConfigError(f"{path}: {field}: found {shown(leaf)}, expected no NUL in it")
         if isinstance(known, str):
-            if known:
+            if known and value != []:  # an empty list is none, such as of `depends_on`
                 options[known] = _value(path, field, value)
             continue
         if not isinstance(value, dict):
@@ -147,7 +147,7 @@ def _value(path: Path, field: str, value: Any) -> Any:
     if isinstance(value, list) and all(isinstance(item, str | int) and not isinstance(item, bool) for item in value):
         return ",".join(map(str, value))
     if isinstance(value, str | int | float) and not isinstance(value, bool):
-        if field.startswith("limits.") and isinstance(value, int):
+        if field == "limits.preempt_grace" and isinstance(value, int):
             return f"{value}s"
         least, dots, _ = str(value).partition("..")  # "4..16" cores, "32GB..": at least
         return least if dots and field in ("resources.cpu", "resources.memory") else str(value)

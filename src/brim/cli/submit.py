@@ -20,7 +20,7 @@ from brim.cli.job_options import asked, merged, read_variables, valid_name
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
-from brim.errors import BrimError, NotFoundError, RefusedError
+from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from brim.api.client import Client, JobIds
@@ -46,7 +46,8 @@ _Mem = Annotated[
     str | None, typer.Option("--mem", metavar="SIZE", help="Memory of the whole job: 32G, or a number of MiB.")
 ]
 _Time = Annotated[
-    str | None, typer.Option("--time", "-t", metavar="TIME", help="Time limit: 2:00:00, 90m or 1-12:00:00.")
+    str | None,
+    typer.Option("--time", "-t", metavar="TIME", help="Time limit of each attempt: 2:00:00, 90m or 1-12:00:00."),
 ]
 _Priority = Annotated[
     str | None,
@@ -67,7 +68,7 @@ _After = Annotated[
     typer.Option(
         "--depends-on", "--dependency", metavar="JOBS", autocompletion=complete_dependency,
         help="Start after these succeeded: ids, 7-16, names, or @ for the last; or as Slurm: afterany:3:4, "
-        "afternotok:5. A name or @ stands for all jobs of an array.",
+        "afternotok:5. A name or @ stands for all jobs of an array, at most 1,000.",
     ),
 ]
 _Array = Annotated[
@@ -259,13 +260,17 @@ def _submit(
     """Submit jobs, or show what would become of them. With ``waits``, one that can never run is refused."""
     from brim.cli.capture import requests_of, work_of
     from brim.cli.retention import remove_old
+    from brim.live.requests import AFTER_MAX
 
     work = work_of(words)
     options = merged(work.options, given)
     wants = asked(options)
     after: dict[str, list[int]] = {}
     for one in wants.after:
-        after.setdefault(one.field, []).extend(find_awaited(at, one.job))
+        found = find_awaited(at, one.job)
+        if len(found) > AFTER_MAX:
+            raise ConfigError(f"--depends-on {one.job}: found {len(found):,} jobs, expected at most {AFTER_MAX:,}")
+        after.setdefault(one.field, []).extend(found)
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
     for line in (*_changes(work, options), *_unread(wants.fields)):

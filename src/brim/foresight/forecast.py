@@ -70,6 +70,9 @@ def forecasts(
     leaving = _leaving(situation)
     stuck = _stuck(situation, leaving)
     late = _late(situation, stuck)
+    why_not = stuck | late
+    if all(job in why_not for job in wanted):  # which takes no continuation to say
+        return tuple(Forecast(job=job, basis="", missing=why_not[job]) for job in wanted)
     outset, ids = _outset(situation, history, {*stuck, *late} - situation.attempts.keys(), leaving)
     left_out = f"; {counted(len(late), 'job')} submitted later left out" if late else ""
     rows = {job: row for row, job in enumerate(ids.tolist())}
@@ -81,9 +84,8 @@ def forecasts(
     start_DJ, end_DJ = drawn(outset, believed, seed, asked)
     calibration, found = Calibration(record, situation.now_ms), []
     for job in wanted:
-        why_not = stuck.get(job) or late.get(job)
-        if why_not:
-            found.append(Forecast(job=job, basis="", missing=why_not))
+        if job in why_not:
+            found.append(Forecast(job=job, basis="", missing=why_not[job]))
             continue
         row = rows[job]
         begun = situation.scheduler.state.phase(job) in (Phase.STARTING, Phase.RUNNING)
@@ -139,7 +141,11 @@ def _believed(
     situation: Situation, job: JobRecord, run_times: RunTimesByKind, told: tuple[float, float] | None
 ) -> Believed:
     ran_ms = situation.scheduler.state.run_ms(job.id, situation.now_ms)
-    believed = run_times.believed(_kind(job), ran_ms, job.request.time_limit_s * MS_PER_S or NONE)
+    attempt, limit_ms = situation.attempts.get(job.id), NONE
+    if job.request.time_limit_s:  # of each attempt: what earlier ones have run does not count
+        present_ms = 0 if attempt is None or attempt.start_ms == NONE else situation.now_ms - attempt.start_ms
+        limit_ms = max(ran_ms - present_ms, 0) + job.request.time_limit_s * MS_PER_S
+    believed = run_times.believed(_kind(job), ran_ms, limit_ms)
     if told is None:
         return believed
     return replace(believed, words="its losses, which tell where it ends", left_ms=told[0], spread=told[1])

@@ -274,10 +274,10 @@ class Books:
             self.timer(self.now_ms + max(self.time_left_ms(job), 0), "limit", job.id)
 
     def time_left_ms(self, job: JobRecord) -> int:
-        """Time until the limit of a job that has one; the present attempt counts from its first process, not step."""
+        """Time until the limit of a job that has one: of its present attempt, as in Slurm, from its first process on.
+
+        Earlier attempts do not count: one that was stopped may have to do all its work again.
+        """
         attempt = self.ledger.of(job.id)
-        loading_ms = 0
-        if attempt is not None and attempt.begin_ms != NONE:
-            loading_ms = (self.now_ms if attempt.start_ms == NONE else attempt.start_ms) - attempt.begin_ms
-        run_ms = self.scheduler.state.run_ms(job.id, self.now_ms)
-        return job.request.time_limit_s * MS_PER_S - run_ms - max(loading_ms, 0)
+        begun = attempt is not None and attempt.begin_ms != NONE
+        return job.request.time_limit_s * MS_PER_S - (self.now_ms - attempt.begin_ms if attempt and begun else 0)

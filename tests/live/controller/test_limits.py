@@ -265,7 +265,8 @@ def test_a_time_limit_that_passes_while_an_agent_is_away_waits_for_what_it_says(
         assert StopAttempt in kinds(orders) or state == "starting"
 
 
-def test_a_time_limit_counts_running_time_over_all_attempts():
+def test_a_time_limit_begins_anew_with_each_attempt():
+    """As in Slurm: a script that does not save does all its work again."""
     desk = Desk()
     desk.submit(time_limit_s=10)
     desk.saw(1, RUNNING)
@@ -274,7 +275,7 @@ def test_a_time_limit_counts_running_time_over_all_attempts():
     desk.saw(1, ENDED, outcome="stopped", exit_code=75)
     desk.give(later_ms=60_000)
     desk.saw(1, RUNNING, attempt=2)
-    assert desk.give(later_ms=3_000) == []
+    assert desk.give(later_ms=9_000) == []
     orders = desk.give(later_ms=1_500)
     assert [order.reason for order in orders] == ["time limit"]
     desk.saw(1, ENDED, attempt=2, outcome="stopped", exit_code=143)
