@@ -365,7 +365,7 @@ def test_a_file_says_the_same_as_options(tmp_path):
     }  # fmt: skip
     assert asked(found.options).fields["time_limit_s"] == 43_200
     minutes = jobfile(tmp_path, "run: x\nlimits: {time: 5, preempt_grace: 5}\n").options
-    assert minutes == {"time": "5", "grace": "5s", "class": "regular"}  # minutes in Slurm, seconds in Kubernetes: refused
+    assert minutes == {"time": "5", "grace": "5s", "class": "regular"}  # Slurm: minutes; Kubernetes: seconds
     with pytest.raises(ConfigError, match=r"^--time: found '5', expected a duration such as 90s, 90m"):
         asked(minutes)
     elastic = jobfile(tmp_path, "run: [a, b c]\nelastic: {sizes: [1, 2, 4], global_batch: 256}\n")

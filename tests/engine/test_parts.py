@@ -32,6 +32,7 @@ LIMITS = {"gpus_min": 2, "gpus_max": 4, "batch": 8, "batch_min": 8, "batch_max":
 class Fixed:
     """A place part that grants the same whatever it is asked: rows of (job, node, gpu, share)."""
 
+    shares_gpus = True
     rows: tuple[tuple[int, int, int, int], ...]
 
     def __call__(self, snapshot, beliefs, order, sizes):
@@ -177,6 +178,8 @@ def test_a_job_left_out_without_a_word_was_given_nothing_now():
 class Halves(Consolidate):
     """Two jobs to a GPU, in the order of the queue, whatever they ask."""
 
+    shares_gpus = True
+
     def __call__(self, snapshot, beliefs, order, sizes):
         held = snapshot.grants
         columns = (held.job, held.node, held.gpu, held.share_milli)
@@ -211,13 +214,22 @@ def test_the_state_counts_the_share_that_was_granted():
     assert decided(snapshot, granting((0, 0, 0, 1000))).plan.actions == (start(0, 1, ((0, 0),)),)
 
 
-def test_another_share_of_the_same_gpu_is_a_tune_that_any_policy_may_make():
+def test_another_share_of_the_same_gpu_is_a_tune_that_needs_no_declared_change_of_running_jobs():
     snapshot = snapshot_of("1x1xT4", job(on=[(0, 0)], gpus=1), job(), now=5)
     policy = granting((0, 0, 0, 500), (1, 0, 0, 500))
     assert not policy.changes_running
     assert decided(snapshot, policy).plan.actions == (
         tune(0, 1, ((0, 0),), share=500), start(1, 1, ((0, 0),), share=500),
     )
+
+
+@pytest.mark.parametrize("held", [((0, 0),), None])
+def test_a_part_that_does_not_declare_that_jobs_share_gpus_grants_what_is_asked(held):
+    """Half of a GPU that nobody else has would be half of the GPU hours, with the whole speed."""
+    snapshot = snapshot_of("1x1xT4", job(on=held, gpus=1) if held else job(), now=5)
+    said = "job 0 is granted 50 % of a GPU, it asks for 100 %: a part that lets jobs share GPUs has shares_gpus = True"
+    with pytest.raises(PlanError, match=f"policy 'mine', place: {said}"):
+        decided(snapshot, replace(SKIP, place=type("Mine", (Fixed,), {"shares_gpus": False})(((0, 0, 0, 500),))))
 
 
 def test_shares_above_the_whole_are_refused():

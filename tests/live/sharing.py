@@ -20,6 +20,7 @@ class Together:
     most: int = 2
     moves_running: ClassVar[bool] = True
     acts_when_idle: ClassVar[bool] = True
+    shares_gpus: ClassVar[bool] = True
 
     def __call__(self, snapshot, beliefs, order, sizes):
         may_run = np.isin(snapshot.jobs.phase[order], (Phase.PENDING, Phase.STARTING, Phase.RUNNING))

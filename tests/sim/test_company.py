@@ -76,6 +76,7 @@ class AllTogether(Consolidate):
     """All jobs on the first GPU, up to four, with equal shares that change as jobs come and go."""
 
     acts_when_idle: ClassVar[bool] = True
+    shares_gpus: ClassVar[bool] = True
 
     def __call__(self, snapshot, beliefs, order, sizes):
         jobs = snapshot.jobs

@@ -147,6 +147,7 @@ def test_sim_says_that_there_are_no_run_times_before_it_asks_for_a_cluster(tmp_p
     done = brim("sim", "compare", save(tmp_path, *EXAMPLES["pollux"]))
     assert done.returncode == 2
     assert "no recorded run time" in done.stderr
+    assert "--truth rigid (the default) needs; a trace that names applications runs under --truth" in done.stderr
 
 
 def test_rows_that_cannot_be_used_are_shown_with_their_share(tmp_path):

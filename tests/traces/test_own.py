@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +66,14 @@ def test_a_job_that_ended_before_it_had_waited_and_run_is_refused(tmp_path, time
             traces.read(save(tmp_path, "j.csv", text))
     else:
         assert len(traces.read(save(tmp_path, "j.csv", text))[0]) == 1
+
+
+def test_a_parquet_column_in_which_nothing_is_recorded_is_empty(tmp_path):
+    nothing = {name: [None, None] for name in ("user", "wait_ms", "size_list", "after")}
+    frame = pl.DataFrame({"job_id": ["a", "b"], "submit_ms": [0, 1], "gpus": [1, 1], "run_ms": [5, 6], **nothing})
+    frame.write_parquet(tmp_path / "t.parquet")
+    trace, _ = traces.read(tmp_path / "t.parquet")
+    assert (trace.user.tolist(), trace.wait_ms.tolist(), trace.after.tolist()) == ([-1] * 2, [-1] * 2, [-1] * 2)
 
 
 def split(lines):

@@ -78,11 +78,11 @@ def fit(
         found = prefixes(runs)
         try:
             check(found)
+            data = (f"{history.name}: {len(runs)} runs of {len({run.family for run in runs})} families, "
+                    f"{len(found.is_predictable)} prefixes, of which {found.is_predictable.mean():.0%} are predictable")
+            trained = train(found, data)
         except ConfigError as error:
             raise ConfigError(f"{history}: {error}") from None
-        data = (f"{history.name}: {len(runs)} runs of {len({run.family for run in runs})} families, "
-                f"{len(found.is_predictable)} prefixes, of which {found.is_predictable.mean():.0%} are predictable")
-        trained = train(found, data)
     text = toml(trained, {
         "data": data, "licence": licence, "fitted": f"{datetime.now(UTC):%Y-%m-%d}, brim {__version__}",
         "features": "of the losses until a prefix ends and of the planned end; no metric of the end is in any",
@@ -103,8 +103,7 @@ def runs_of(history: Path) -> list[TrainingRun]:
     which are counted on stderr.
 
     Raises:
-        NotFoundError: the file cannot be read.
-        ConfigError: it is of another kind, or lacks a column.
+        ConfigError: the file cannot be read, is of another kind, or lacks a column.
         TraceError: a row has no job, no family, something else than a number, or another family or plan than an
             earlier row of its job.
     """
@@ -131,6 +130,7 @@ def runs_of(history: Path) -> list[TrainingRun]:
     planned = found.get("planned", np.full(len(rows), np.nan))
     if (wrong := planned <= 0).any():
         raise table.unusable(wrong, "planned", "more than 0 samples")
+    _say_resets(table, samples)
     _check_same(table, "family", table.text("family"))
     _check_same(table, "planned", pl.Series(planned, nan_to_null=True))
     _count(table, ~(samples > 0), "without samples above 0")
@@ -144,6 +144,19 @@ def runs_of(history: Path) -> list[TrainingRun]:
         runs.append(TrainingRun(str(rows["family"][int(at[0])]), samples[at], loss[at],
                                 float(known[0]) if len(known) else np.nan))
     return runs
+
+
+def _say_resets(table: Table, samples: FloatArray) -> None:
+    """Say how many rows go back in samples: what a job had reported beyond is taken as undone by a restart."""
+    import polars as pl
+
+    rows = pl.DataFrame({"job": table.frame["job"], "samples": samples})
+    back = rows.select(pl.col("samples") < pl.col("samples").shift().over("job")).to_series().fill_null(value=False)
+    if back.any():
+        first = table.line(int(back.arg_max() or 0))
+        print(f"brim: {table.file}: {counted(int(back.sum()), 'row')} with fewer samples than the row before of the "
+              f"same job: rows before with as many or more are taken as undone by a restart; the first is row {first}",
+              file=sys.stderr)
 
 
 def _numbers(table: Table, column: str) -> FloatArray:
@@ -188,8 +201,7 @@ def _table(history: Path) -> Table:
     """The rows of a history with their numbers: lines of a CSV file, else records.
 
     Raises:
-        NotFoundError: the file cannot be read.
-        ConfigError: it is of another kind.
+        ConfigError: the file cannot be read, or is of another kind.
         TraceError: the rows of a CSV file cannot be split.
     """
     import polars as pl

@@ -247,6 +247,20 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
     }[fault]())
 
 
+def check_shares(placed: Grants, jobs: JobTable) -> None:
+    """Check that each job has the share of its GPUs that it asks for, of a part that does not let jobs share GPUs.
+
+    A smaller one would count as GPU time saved, and free room for others, without any process noticing.
+    """
+    wrong = np.flatnonzero((placed.gpu >= 0) & (placed.share_milli != jobs.share_milli[placed.job]))
+    if len(wrong):
+        row, share = placed.job[wrong[0]], placed.share_milli[wrong[0]]
+        raise PlanError(
+            f"job {jobs.id[row]} is granted {share / 10:g} % of a GPU, it asks for {jobs.share_milli[row] / 10:g} %: a "
+            "part that lets jobs share GPUs has shares_gpus = True"
+        )
+
+
 def check_sizes_kept(placed: Grants, sizes: Sizes, jobs: JobTable) -> None:
     """Check that each job has the GPUs its size says, none, or a smaller number it can run on or holds already.
 

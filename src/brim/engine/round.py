@@ -24,6 +24,7 @@ from brim.engine.answers import (
     check_grants,
     check_loaders,
     check_permutation,
+    check_shares,
     check_sizes,
     check_sizes_kept,
     filled_grants,
@@ -194,6 +195,8 @@ def _regular(
     with asking(policy, "place", sees["place"]) as seen:
         placed = own_grants(policy.place(seen, beliefs_for("place"), order, replaced(sizes)), size)  # 3 which GPUs
         check_grants(placed, snapshot)
+        if not policy.shares_gpus:
+            check_shares(placed, snapshot.jobs)
         check_sizes_kept(placed, sizes, snapshot.jobs)
     if policy.declares("size", "worth"):
         placed = renamed(snapshot, placed)

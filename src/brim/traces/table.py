@@ -226,6 +226,8 @@ class Table:
 
     def _castable(self, column: str) -> pl.Series:
         series = self.frame[column]
+        if series.dtype == pl.Null:  # a Parquet column in which nothing is recorded
+            return series.cast(pl.String)
         if series.dtype != pl.String and not series.dtype.is_numeric():
             raise TraceError(
                 self.file, column=column, found=f"values of type {series.dtype}", expected="numbers or text"

@@ -61,6 +61,7 @@ def rigid_run_ms(trace: Trace, truth: str = "rigid") -> IntArray:
     if len(unknown):
         raise ConfigError(
             f"{trace.name}: {len(unknown)} of {len(trace)} jobs have no recorded run time (first: job "
-            f"{trace.job_id[unknown[0]]}), which --truth {truth} needs"
+            f"{trace.job_id[unknown[0]]}), which --truth {truth}{' (the default)' * (truth == 'rigid')} needs; a trace "
+            "that names applications runs under --truth measured --profiles DIR"
         )
     return trace.run_ms
