@@ -216,6 +216,28 @@ def test_a_gang_of_a_fixed_size_fails_without_a_killed_rank():
     assert gang.controller.failing
 
 
+def test_a_rank_that_died_long_ago_does_not_count_among_those_that_may_be_replaced():
+    gang = trained(2, replacements_max=2, replacement_window_s=60.0, keeps_size=True)
+    for lost, after_s in ((1, 0.0), (2, 40.0), (3, 40.0)):  # never three within a minute
+        gang.now_s += after_s
+        gang.controller.exited(lost, -signal.SIGKILL)
+        new = lost + 1
+        assert StartRank(new) in gang.actions()
+        gang.start(new)
+        gang.connect(new)
+        gang.message(new, Ready(new))
+        gang.message(0, GroupBroken(gang.controller.membership.generation, 5))
+        for rank in (0, new):
+            gang.message(rank, GroupFormed(gang.controller.membership.generation, 5))
+    loss = "rank 3 (process 1003) ended by SIGKILL and was replaced, 2 of at most 2 within 1 min"
+    assert gang.request(StatusRequest()).status["loss"] == loss
+    gang.controller.exited(4, -signal.SIGKILL)
+    assert gang.controller.failing
+    gang.controller.exited(0, 1)
+    assert gang.controller.result().detail == "rank 4 failed first: ended by SIGKILL; 2 ranks had been replaced"
+    assert gang.controller.result().exit_code == 137
+
+
 def test_a_rank_that_leaves_the_loop_while_another_needs_it_fails_the_gang():
     gang = trained(2)
     gang.message(0, Finished(5, together=False))

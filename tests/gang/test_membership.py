@@ -15,9 +15,9 @@ class Gang:
     Where they are ``stuck`` no collective fails by itself: a rank learns of a loss by word of the supervisor alone.
     """
 
-    def __init__(self, size, sizes=(), replace=0, *, stuck=False):
+    def __init__(self, size, sizes=(), replace=0, *, stuck=False, keeps=False):
         self.stuck = stuck
-        self.membership = GangMembership(size, replace)
+        self.membership = GangMembership(size, replace, keeps_size=keeps)
         self.sizes = sizes
         self.mail = {}  # messages on their way, by rank
         self.generation_of = {}  # generation each living rank is training in, or None
@@ -139,7 +139,8 @@ class Gang:
 def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, data):
     """A resize may also name ranks that must not stay: even all of them."""
     unwanted, killed = frozenset(), False
-    gang = Gang(data.draw(st.sampled_from(sizes or [1, 2, 4])), sizes, replace, stuck=data.draw(st.booleans()))
+    stuck, keeps = data.draw(st.booleans()), data.draw(st.booleans())
+    gang = Gang(data.draw(st.sampled_from(sizes or [1, 2, 4])), sizes, replace, stuck=stuck, keeps=keeps)
     gang.run()
     gang.check()
     generations = [gang.membership.generation]
@@ -172,6 +173,7 @@ def test_after_any_storm_all_living_ranks_are_in_one_generation(sizes, replace, 
             return
     gang.run()
     gang.check()
+    assert not keeps or len(gang.membership.members) == gang.membership.largest_possible(gang.membership.target)
     members = set(gang.membership.members)
     too_few = members <= unwanted or sizes == (2,)  # without those that were to leave
     assert not members & unwanted or (killed and too_few)
@@ -372,6 +374,34 @@ def test_a_dead_rank_is_replaced_when_that_was_asked_for():
     gang.die(0)
     gang.run()
     assert gang.membership.members == (1, 2, 3, 4)
+
+
+def test_a_gang_that_keeps_its_size_waits_for_the_rank_that_replaces_a_dead_one():
+    gang = formed(2, sizes=(1, 2, 4), replace=1, keeps=True)
+    gang.die(1)
+    gang.act(0)  # its group is broken
+    assert (gang.membership.generation, gang.membership.members) == (1, (0, 1))
+    gang.run()
+    assert gang.membership.members == (0, 2)
+    assert not gang.membership.can_continue_without(2), "none is replaced any more"
+
+
+def test_a_gang_that_keeps_its_size_goes_on_only_with_a_rank_that_has_the_state():
+    gang = formed(2, replace=3, keeps=True)
+    gang.die(1)
+    assert not gang.membership.can_continue_without(0)
+    assert not formed(1, replace=3, keeps=True).membership.can_continue_without(0)
+
+
+def test_a_gang_that_keeps_its_size_does_so_when_it_cannot_grow_and_ends_when_a_dead_rank_cannot_be_replaced():
+    gang = formed(2, keeps=True)
+    gang.carry_out(gang.membership.resize(3)[1])
+    assert gang.membership.can_continue_without(2)
+    assert gang.membership.can_continue_unstarted(2)
+    gang = formed(2, replace=1, keeps=True)
+    gang.die(1)
+    assert not gang.membership.can_continue_without(2)
+    assert not gang.membership.can_continue_unstarted(2)
 
 
 def test_growth_that_is_taken_back_ends_the_newcomers():

@@ -1,9 +1,9 @@
 """Trains for a number of steps of a given time; says where it runs and, at its end, what it has made of its samples.
 
-    python exchanged_job.py STEPS STEP_S [CURVE]
+    python exchanged_job.py STEPS STEP_S [CURVE [WORKERS]]
 
 A curve is an expression of ``k``, the steps done, and ``draw``, random numbers of that step; its value is reported as
-the loss of the step.
+the loss of the step. There is one logical worker, unless their number is given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def say(text: str) -> None:
 
 def main() -> None:
     steps, step_s, curve = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else ""
-    run = bt.start(logical_workers=1, seed=1, checkpoint=os.environ.get("BRIM_CKPT_DIR"))
+    workers = int(sys.argv[4]) if len(sys.argv) > 4 else 1
+    run = bt.start(logical_workers=workers, seed=1, checkpoint=os.environ.get("BRIM_CKPT_DIR"))
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     say(f"device {os.environ.get('BRIM_DEVICE')}, threads {torch.get_num_threads()}, visible {seen!r}")
     say(f"process {os.getpid()}")

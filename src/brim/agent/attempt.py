@@ -31,6 +31,11 @@ from brim.gang.result import GangResult
 from brim.gang.supervisor import Supervisor
 from brim.gang.usage import NOT_MEASURED, Usage
 
+REPLACEMENTS_MAX: Final = 3
+"""Ranks of a gang that are replaced within ``REPLACEMENT_WINDOW_S``; the gang fails with the next one that is lost.
+Ours: as many as attempts whose ends nobody saw."""
+REPLACEMENT_WINDOW_S: Final = 3600.0
+"""Ours: a rank that is lost every 20 minutes costs a few seconds each, one that cannot live is found in less."""
 _RETRY_S: Final = 1.0
 """Between two tries to write an end where there is no room; ours."""
 _KILLED: Final = 128 + signal.SIGKILL
@@ -126,7 +131,8 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
             log_folder=str(folder / attempt_files.LOG), zygote=launch.zygote,
             preload=PRELOAD if launch.ranks else (), is_gang=launch.ranks > 0, gang=launch.gang,
             fence=(launch.job, launch.attempt), inherits=Inherited(umask=launch.umask, limits=launch.limits),
-            cgroup=launch.cgroup,
+            cgroup=launch.cgroup, replacements_max=REPLACEMENTS_MAX, replacement_window_s=REPLACEMENT_WINDOW_S,
+            keeps_size=True,  # how many ranks there are is the controller's decision, who gives their devices to nobody
         ))  # fmt: skip
         result = supervisor.run(ignore_later_signals=True)
     except OSError as error:  # no socket, no memory for another process

@@ -419,6 +419,8 @@ class NodeAttempts:
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING):
             return
+        if gang.loss != attempt.gang.loss:
+            attempt.detail = gang.loss
         known, attempt.gang = attempt.gang.progress, gang
         attempt.processes = gang.processes or attempt.processes
         if gang.has_processes:

@@ -45,6 +45,7 @@ class GangSeen:
         is_speaking: Whether a rank is connected, and therefore uses ``brim.train``.
         progress: Measurements; None if it has reported none.
         processes: Its processes; see ``AttemptSeen``.
+        loss: How the rank that was replaced last had ended, in words; empty: none was replaced.
     """
 
     sequence: int = NONE
@@ -57,6 +58,7 @@ class GangSeen:
     is_speaking: bool = False
     progress: AttemptProgress | None = None
     processes: tuple[int, ...] = ()
+    loss: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,7 @@ def gang_seen(key: Key, status: dict[str, Any], names: tuple[str, ...]) -> GangS
         is_grouped=status["generation"] > 0, is_stopping=status["state"] != "running",
         is_settled=status.get("settled", False), ranks=len(members), devices=devices or None,
         is_speaking=any(rank["connected"] for rank in ranks), progress=_progress(key, members, status),
+        loss=status.get("loss", ""),
     )  # fmt: skip
 
 

@@ -92,7 +92,9 @@ _Hold = Annotated[bool, typer.Option("--hold", help="Wait until `brim release`."
 _Requeue = Annotated[
     bool | None,
     typer.Option(
-        "--requeue/--no-requeue", help="Start again after the node was lost, or on exit code 75, 85 or 99; the default."
+        "--requeue/--no-requeue",
+        help="Start again after a fault of the node or of another job, or on exit code 75, 85 or 99; the default. What "
+        "fails otherwise, or is killed by a signal, is not started again.",
     ),
 ]
 _Grace = Annotated[

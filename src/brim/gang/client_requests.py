@@ -84,7 +84,7 @@ def status(gang: GangController) -> dict[str, Any]:
     return {
         "gang": gang.id, "state": "running" if running else ending, "generation": gang.membership.generation,
         "command": gang.membership.command, "target": gang.membership.target, "sequence": gang.sequence,
-        "devices": list(gang.devices), "settled": gang.is_settled(),
+        "devices": list(gang.devices), "loss": gang.loss, "settled": gang.is_settled(),
         "saved": None if gang.saved is None else gang.saved.step,
         "members": list(gang.membership.members), "sizes": sorted(gang.membership.sizes),
         "ranks": [

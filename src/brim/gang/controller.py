@@ -8,6 +8,7 @@ The supervisor reports events and carries out the actions; ``membership`` decide
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -40,11 +41,12 @@ class GangController:
         saved: The newest checkpoint, None before the first.
         devices: Names of the present devices; empty if none are named.
         sequence: Newest request that has changed something, and carried a number; -1 before the first.
+        loss: How the rank that was replaced last had ended, in words; empty: none was replaced.
     """
 
     def __init__(self, config: LaunchConfig, gang_id: str, clock: Callable[[], float]) -> None:
         self.config, self.id, self.clock = config, gang_id, clock
-        self.membership = GangMembership(config.nproc, config.replacements_max)
+        self.membership = GangMembership(config.nproc, config.replacements_max, keeps_size=config.keeps_size)
         self.hang_detector = HangDetector(config.hang_timeout_s)
         self.ranks: dict[int, RankProcess] = {}
         self.announced = self.failing = self.stopping = False
@@ -52,6 +54,8 @@ class GangController:
         self.saved: Saved | None = None
         self.devices = config.devices
         self.sequence = -1
+        self.loss = ""
+        self._replaced_s: deque[float] = deque()
         self._trained_size = 0
         self._failure = ""
         self._spawn_reasons: set[str] = set()
@@ -307,11 +311,31 @@ class GangController:
             self.preempt()
             self.follow(self.membership.exited(number))
         elif self._may_continue_after(rank, member is not None and state is not MemberState.STARTING):
-            if self.membership.generation:
-                self.log(f"the other ranks continue without rank {number}")
-            self.follow(self.membership.exited(number))
+            self._lose(rank)
         else:
             self._fail_without(rank, f"rank {number} {describe_exit(code)}")
+
+    def _lose(self, rank: RankProcess) -> None:
+        """The gang continues without a rank that was ended by a signal, or with one that replaces it."""
+        left = self.membership.replacements_left
+        actions = self.membership.exited(rank.id)
+        if self.membership.replacements_left < left:
+            self._replaced_s.append(self.clock())
+            window_s = self.config.replacement_window_s
+            within = "" if window_s == float("inf") else f" within {window_s / 60:.0f} min"
+            count = f"{len(self._replaced_s)} of at most {self.config.replacements_max}{within}"
+            self.loss = f"rank {rank.id} (process {rank.pid}) {describe_exit(rank.exit_code)} and was replaced, {count}"
+            self.log(f"rank {rank.id} is replaced: {count}")
+        elif self.membership.generation:
+            self.log(f"the other ranks continue without rank {rank.id}")
+        self.follow(actions)
+
+    def _forget_old_losses(self) -> None:
+        """Of ranks that were replaced long ago, others may be replaced again."""
+        oldest_s = self.clock() - self.config.replacement_window_s
+        while self._replaced_s and self._replaced_s[0] <= oldest_s:
+            self._replaced_s.popleft()
+            self.membership.replacements_left += not self.membership.finishing
 
     def _may_continue_after(self, rank: RankProcess, speaks_protocol: bool) -> bool:
         """Whether the gang continues without a rank that exited unasked: it must have been ended by a signal."""
@@ -319,6 +343,7 @@ class GangController:
         if code is None or code >= 0 or not (speaks_protocol or self.membership.generation):
             return False
         self.log(f"rank {rank.id} (process {rank.pid}) {describe_exit(code)}")
+        self._forget_old_losses()
         return self.membership.can_continue_without(rank.id)
 
     def _mark_exited(self, rank: RankProcess) -> None:
@@ -360,7 +385,9 @@ class GangController:
         """Return the result, once no rank is left."""
         failed = self.failed_ranks()
         if self.failing or failed:
-            return failure(failed[0] if failed else None, self._failure)
+            result = failure(failed[0] if failed else None, self._failure)
+            before = f"; {_counted(len(self._replaced_s), 'rank')} had been replaced" if self._replaced_s else ""
+            return replace(result, detail=result.detail + before)
         members = self.membership.members  # a rank that left for a smaller group does not count
         last = [rank for rank in self.ranks.values() if rank.id in members or not self.membership.generation]
         return success(last, announced=self.announced, saved=self.saved)

@@ -48,7 +48,11 @@ class LaunchConfig:
         term_s: Time from SIGTERM to SIGKILL.
         failure_grace_s: Time from the exception of one rank to SIGKILL of the others.
         hang_timeout_s: How long all other ranks wait before the one that does not is killed.
-        replacements_max: How many dead ranks are replaced; after that, the others continue without them.
+        replacements_max: How many dead ranks are replaced within ``replacement_window_s``; after that, the others
+            continue without them.
+        replacement_window_s: How long a dead rank counts.
+        keeps_size: Whether the gang trains on the number of ranks that it was asked for, and no fewer: the others wait
+            for the rank that replaces a dead one, and fail where none does.
         log_folder: Folder for the output of each rank, in ``rank-ID.log``; None: this process's own output.
         zygote: Path of a listening zygote; None, or if it does not listen: start a private one.
         preload: Modules that the private zygote imports.
@@ -69,6 +73,8 @@ class LaunchConfig:
     failure_grace_s: float = FAILURE_GRACE_S
     hang_timeout_s: float = HANG_TIMEOUT_S
     replacements_max: int = 0
+    replacement_window_s: float = float("inf")
+    keeps_size: bool = False
     log_folder: str | None = None
     zygote: str | None = None
     preload: tuple[str, ...] = PRELOAD

@@ -11,6 +11,8 @@ living member is READY, the remaining ranks get ``form_group``. If a rank dies w
 ``form_group`` follows at once. A rank that sends ``group_broken`` for an older generation while it is a member of the
 newest gets that ``form_group`` again.
 
+A gang that keeps its size forms no smaller group when a rank is lost: the others wait for the rank that replaces it.
+
 If no rank is to stay, the gang moves in two planned changes: once the new ranks are ready, they form a group with old
 ones, from which they receive the training state; then the old ones leave.
 """
@@ -85,6 +87,7 @@ class GangMembership:
     Args:
         size: Number of ranks at the start.
         replacements_max: How many dead ranks are replaced by new ones; after that, the others continue without them.
+        keeps_size: Whether the others wait for the new rank, and cannot continue without one.
 
     Attributes:
         target: Number of ranks that is wanted.
@@ -93,12 +96,14 @@ class GangMembership:
         members: Ids of the newest group, in rank order.
         sizes: Possible numbers of ranks; empty: any.
         ranks: The living ranks, by id.
+        replacements_left: How many more dead ranks are replaced.
         closing: Whether all ranks are to exit.
         finishing: Whether a rank has finished, or is to: no rank is started any more.
     """
 
-    def __init__(self, size: int, replacements_max: int = 0) -> None:
+    def __init__(self, size: int, replacements_max: int = 0, *, keeps_size: bool = False) -> None:
         self.target = size
+        self.replacements_left, self._keeps_size = replacements_max, keeps_size
         self.generation = 0
         self.command = 0
         self.members: tuple[int, ...] = ()
@@ -106,7 +111,6 @@ class GangMembership:
         self.ranks: dict[int, Member] = {}
         self.closing = self.finishing = self._disbanded = False
         self._unwanted: frozenset[int] = frozenset()
-        self._replacements_left = replacements_max
         self._broken = False
         self._to_start = 0
         self._failed_groups = self._form_command = 0
@@ -217,7 +221,8 @@ class GangMembership:
     def can_continue_unstarted(self, rank: int) -> bool:
         """Whether the gang continues although this rank cannot be started: another rank has the state."""
         others = (member for member in self.ranks.values() if member.id != rank and not member.is_leaving)
-        return not self.closing and any(member.has_training_state for member in others)
+        has_state = any(member.has_training_state for member in others)
+        return not self.closing and has_state and not (self._keeps_size and self._has_lost_member())
 
     def disband(self) -> MembershipActions:
         """The gang fails: ranks that are in no group, now or later, must not wait for one."""
@@ -228,7 +233,7 @@ class GangMembership:
     def finished(self, rank: int) -> MembershipActions:
         """The rank's script has ended normally. The others will end too, so no rank is started any more."""
         self.finishing = True
-        self._replacements_left = 0
+        self.replacements_left = 0
         self.ranks.pop(rank, None)
         self.target = max(1, min(self.target, len(self.ranks)))
         return self._form_remaining() if self._is_needed_to_form(rank) else self._next_actions()
@@ -239,7 +244,10 @@ class GangMembership:
         if self.finishing and self.generation > 0:
             return not self.closing and any(member.has_training_state for member in others)
         enough = self.generation > 0 and self.largest_possible(len(others)) > 0
-        return not self.closing and (self._replacements_left > 0 or enough)
+        if self._keeps_size:  # the new rank receives the state from another one
+            enough = enough and any(member.has_training_state for member in others)
+            return not self.closing and enough and (self.replacements_left > 0 or not self._has_lost_member(rank))
+        return not self.closing and (self.replacements_left > 0 or enough)
 
     # -- requests and queries --------------------------------------------------------------------------------------
 
@@ -327,11 +335,15 @@ class GangMembership:
         state_is_left = any(member.has_training_state for member in self.ranks.values())
         return self.finishing and self.generation > 0 and not state_is_left
 
+    def _has_lost_member(self, rank: int = -1) -> bool:
+        """Whether a member that was to stay is not there, or would not be without this rank."""
+        return any(one == rank or one not in self.ranks for one in self.members if one not in self._unwanted)
+
     def _replace_or_shrink(self) -> None:
         if self.closing:
             return
-        if self._replacements_left > 0:
-            self._replacements_left -= 1
+        if self.replacements_left > 0:
+            self.replacements_left -= 1
         elif self.generation:
             self._want_one_less()
 
@@ -402,7 +414,8 @@ class GangMembership:
         )
         size = self.largest_possible(min(self.target, len(candidates)))
         actions = self._start_missing()
-        if size == 0:
+        waits = self._keeps_size and not self.finishing and size < self.largest_possible(self.target)
+        if size == 0 or waits:
             return actions
         members, spare = candidates[:size], candidates[size:]
         self._begin_group(tuple(members))

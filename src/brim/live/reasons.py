@@ -52,7 +52,8 @@ def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResu
         if mine is None:
             return f"job {job.id} waits for devices; the next round decides about it."
         return f"job {job.id} is {job.state} on {mine.where}, which it got before the controller was started."
-    return explain(last_round.snapshot, last_round, job.id) + _slowed(job, mine, attempts) + _waits_for_data(job, mine)
+    sentences = explain(last_round.snapshot, last_round, job.id) + _slowed(job, mine, attempts)
+    return sentences + _waits_for_data(job, mine) + _noted(mine)
 
 
 def _slowed(job: JobRecord, attempt: AttemptRecord | None, attempts: Iterable[AttemptRecord]) -> str:
@@ -74,6 +75,11 @@ def _waits_for_data(job: JobRecord, attempt: AttemptRecord | None) -> str:
     workers = attempt.loader_workers
     most = "" if workers == NONE else f"; the policy allows it {counted(workers, 'loader worker')} a rank"
     return f" It waits for data {job.loader_wait_ratio:.0%} of each step{most}."
+
+
+def _noted(attempt: AttemptRecord | None) -> str:
+    """Say what the agent of an attempt that runs notes of it, such as a rank that was lost and replaced."""
+    return "" if attempt is None or not attempt.detail else f" Its agent notes: {attempt.detail}."
 
 
 def earlier(job: JobRecord, attempts: Sequence[AttemptRecord]) -> list[str]:

@@ -97,7 +97,8 @@ class JobRequest:
         hold: Whether it waits until its user releases it.
         grace_s: Seconds from the request to stop until its processes are killed; NONE for ``grace_s_of`` its class.
         requeue: Whether it is started again after its node is lost or it asks for that.
-        attempts_max: Most failed attempts before it has failed.
+        attempts_max: Most failed attempts before it has failed, of which the faults of others are none; 1 from the
+            command line.
         batch: Global batch in samples, NONE where not given.
         batch_min: Smallest global batch that does not harm the result, NONE where not given.
         batch_max: Largest global batch that does not harm the result, NONE where not given.
