@@ -687,7 +687,7 @@ class Controller:
         if known:
             self._reconciler.order(attempt.uid, ForgetAttempt(job=job.id, attempt=attempt.number))
         self._slowdowns.forget(job.id)
-        self._back_off.ended(attempt, verdict)
+        pause = self._back_off.ended(attempt, verdict)
         self._reconciler.analysed.discard(job.id)
         self._reconciler.overdue.discard(job.id)
         self._analyses.discard(job.id)
@@ -708,7 +708,8 @@ class Controller:
             self._go_on(job.id, setting)
             return
         held = self.jobs[job.id].holds
-        self.books.put(job.id, reason=f"{verdict.reason}; {holds.because(held)}" if held else verdict.reason)
+        reasons = (verdict.reason, pause, holds.because(held))
+        self.books.put(job.id, reason="; ".join(reason for reason in reasons if reason))
         if held:
             self.books.tell(Kind.HELD, job.id)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Final
 
 from brim.agent.protocol import FAILED
@@ -17,7 +18,7 @@ from brim.units import WHOLE_GPU, counted
 _NOTICED: Final = 0.01
 """Part of a step below which a wait for data is not told; as ``train.data.autotune.NO_WAIT``."""
 EARLIER_MAX: Final = 5
-"""Attempts of a job that are told of, the newest; ours."""
+"""Lines about earlier attempts of a job, the newest; ours."""
 
 
 def why(job: JobRecord, attempts: Iterable[AttemptRecord], last_round: RoundResult | None) -> str:
@@ -83,15 +84,16 @@ def _noted(attempt: AttemptRecord | None) -> str:
 
 
 def earlier(job: JobRecord, attempts: Sequence[AttemptRecord]) -> list[str]:
-    """Say how the attempts of a job ended before its newest one, a line for each: why it was started again."""
+    """Say how the attempts of a job ended before its newest one, a line for all alike: why it was started again."""
     past = [one for one in attempts if one.state == "ended" and (one.number < job.attempt or not job.has_ended)]
-    return [
-        f"attempt {one.number} {_ended(one)}" + (f": {one.detail}" if one.detail not in ("", one.stop_reason) else "")
-        for one in past[-EARLIER_MAX:]
-    ]
+    lines = []
+    for (how, detail), alike in groupby(past, _ended):
+        first, *more = (one.number for one in alike)
+        who, are = (f"attempts {first} to {more[-1]}", "were ") if more else (f"attempt {first}", "was ")
+        lines.append(f"{who} {'' if how == FAILED else are}{how}" + (f": {detail}" if detail not in ("", how) else ""))
+    return lines[-EARLIER_MAX:]
 
 
-def _ended(attempt: AttemptRecord) -> str:
-    if not attempt.stop_reason and attempt.outcome == FAILED:
-        return "failed"
-    return f"was {attempt.stop_reason or attempt.outcome}"
+def _ended(attempt: AttemptRecord) -> tuple[str, str]:
+    """How an attempt ended, in a word, and what its agent said about it."""
+    return attempt.stop_reason or attempt.outcome, attempt.detail

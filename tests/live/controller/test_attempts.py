@@ -173,9 +173,47 @@ def test_a_job_that_asks_at_once_to_be_started_again_has_to_wait():
     assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
     for number in (4, 5, 6, 7):  # those that have worked in between are none of a series
         desk.saw(1, RUNNING, attempt=number)
-        desk.give(later_ms=CRASH_MS)
+        desk.give(later_ms=PAUSE_MS)
         desk.saw(1, ENDED, attempt=number, outcome="failed", exit_code=75)
         assert (desk.state(1), desk.stored[1].attempt) == ("starting", number + 1)
+
+
+def test_a_job_that_asks_again_and_again_waits_longer_each_time_until_an_attempt_has_worked_for_as_long():
+    desk = Desk()
+    desk.submit()
+
+    def asks(number: int, ran_ms: int) -> None:
+        desk.saw(1, RUNNING, attempt=number, started_ms_ago=0)
+        desk.give(later_ms=ran_ms)
+        desk.saw(1, ENDED, attempt=number, outcome="failed", exit_code=75)
+
+    asks(1, 2 * CRASH_MS)  # as long as it takes to import torch
+    asks(2, 2 * CRASH_MS)
+    for number, minutes in enumerate((1, 2, 4, 8, 16, 16), start=3):
+        asks(number, 2 * CRASH_MS if number < 7 else 7 * PAUSE_MS)  # less than it has waited for
+        assert desk.state(1) == "held"
+        assert desk.stored[1].reason == (
+            f"asked to be started again with exit code 75; {number} attempts in a row were short, and the next one "
+            f"waits {'60 s' if minutes == 1 else f'{minutes} min'}; held: back-off"
+        )
+        assert not desk.give(later_ms=minutes * PAUSE_MS - 20)
+        assert kinds(desk.give(later_ms=20)) == [StartAttempt]
+    asks(9, 16 * PAUSE_MS)
+    assert (desk.state(1), desk.stored[1].reason) == ("starting", "")
+    asks(10, 0)
+    asks(11, 0)
+    assert desk.state(1) == "starting"
+
+
+def test_a_pause_that_was_released_does_not_shorten_the_next_one():
+    desk = Desk()
+    desk.submit()
+    for number in (1, 2, 3):
+        desk.saw(1, ENDED, attempt=number, outcome="failed", exit_code=75)
+    desk.command(Release, 1)
+    desk.saw(1, ENDED, attempt=4, outcome="failed", exit_code=75)
+    assert not desk.give(later_ms=2 * PAUSE_MS - 20)
+    assert kinds(desk.give(later_ms=20)) == [StartAttempt]
 
 
 def test_faults_of_a_node_count_for_nobody_but_make_a_pause():
@@ -187,20 +225,24 @@ def test_faults_of_a_node_count_for_nobody_but_make_a_pause():
     desk.saw(1, ENDED, attempt=3, outcome="failed", blame="neighbour", detail="job 2 took its memory")
     assert (desk.state(1), desk.stored[1].holds) == ("held", ("back-off",))
     assert desk.stored[1].reason == (
-        "attempt 3 was evicted by neighbour, which does not count: job 2 took its memory; held: back-off"
+        "attempt 3 was evicted by neighbour, which does not count: job 2 took its memory; 3 attempts in a row were "
+        "short, and the next one waits 60 s; held: back-off"
     )
     assert kinds(desk.give(later_ms=PAUSE_MS)) == [StartAttempt]
-    desk.saw(1, ENDED, attempt=4, outcome="failed", blame="node")  # the series begins anew
-    assert (desk.state(1), desk.stored[1].attempt) == ("starting", 5)
+    desk.saw(1, ENDED, attempt=4, outcome="failed", exit_code=3)  # its own failure ends the series
 
 
 def ends_unseen(desk: Desk, numbers: Iterable[int], blame: str = "") -> None:
-    """Attempts run, and end by a kill of their supervisors; after a pause the job goes on."""
+    """Attempts run, and end by a kill of their supervisors; after each pause the job goes on."""
     for number in numbers:
         desk.saw(1, RUNNING, attempt=number)
         desk.saw(1, ENDED, attempt=number, outcome="lost", blame=blame, detail="its supervisor was killed")
-        if desk.stored[1].holds == ("back-off",):
-            desk.give(later_ms=PAUSE_MS)
+        wait_for_it(desk)
+
+
+def wait_for_it(desk: Desk) -> None:
+    while desk.stored[1].holds == ("back-off",):
+        desk.give(later_ms=PAUSE_MS)
 
 
 def test_a_job_whose_supervisor_is_killed_again_and_again_fails():
@@ -226,6 +268,7 @@ def test_only_lost_attempts_in_a_row_count_and_none_whose_node_is_at_fault():
     ends_unseen(desk, (11, 12, 13))
     desk.saw(1, RUNNING, attempt=14)
     desk.saw(1, ENDED, attempt=14, outcome="failed", exit_code=75)
+    wait_for_it(desk)
     ends_unseen(desk, (15, 16, 17))
     desk.saw(1, RUNNING, attempt=18)
     desk.command(Requeue, 1)
