@@ -99,6 +99,28 @@ def test_a_job_is_preempted_for_a_shorter_one_and_comes_back_by_itself(box: Box)
     running(box, scenario)
 
 
+def test_a_plain_job_is_not_started_over_for_those_that_come_later(box: Box) -> None:
+    """Wider ones, under the preset that makes room for them if a job saves; a job that reports nothing may not."""
+
+    async def scenario(service: ClusterService) -> None:
+        script = "echo $$ >> starts; until [ -e end ]; do sleep 0.05; done"
+        [plain] = await box.submit(service, box.request("sh", "-c", script))
+        await until((box.folder / "starts").exists, "a start")
+        wide = []
+        for _ in range(3):
+            wide += await box.submit(service, box.request("true", gpus=2))
+            decided = service.status()["rounds"]
+            await until(lambda decided=decided: service.status()["rounds"] > decided, "a round")
+        assert [service.job(job).state for job in (plain, *wide)] == ["running", *["pending"] * 3]
+        (box.folder / "end").touch()
+        for job in (plain, *wide):
+            ended = await in_state(service, job, "finished")
+            assert (ended.attempt, ended.preemptions) == (1, 0)
+        assert len((box.folder / "starts").read_text().splitlines()) == 1
+
+    running(box, scenario, replace(find_policy("brim"), gap_ms=0, period_ms=100))
+
+
 def test_commands_of_users(box: Box) -> None:
     async def scenario(service: ClusterService) -> None:
         uid = os.getuid()

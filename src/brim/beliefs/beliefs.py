@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from brim.beliefs.analyser import ExchangeTimes
 from brim.beliefs.gaps import PastGaps
 from brim.beliefs.interference import Interference
@@ -14,6 +16,9 @@ from brim.beliefs.progress import SeenProgress
 from brim.beliefs.runtime import RunTimes, UserLimits
 from brim.beliefs.speeds import SeenSpeeds
 from brim.beliefs.work import EndedJobs, Work
+from brim.core.arrays import BoolArray, IntArray
+from brim.core.lifecycle import Phase
+from brim.core.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,8 @@ class Beliefs:
         steps: How long does a step take with parameter servers, by model? None where no model was profiled.
         progress: How far is a job from its target loss?
         restart_ms: What does a job lose that restarts on other devices?
+        saves_unreported: Does a job that has reported no progress save when it is told to leave? In a replay every job
+            does (``sim.overheads.Overheads``). Of a live one nobody knows: it is believed to start from zero.
     """
 
     run_times: RunTimes = field(default_factory=UserLimits)
@@ -51,3 +58,16 @@ class Beliefs:
     steps: StepModels | None = None
     progress: SeenProgress = field(default_factory=SeenProgress)
     restart_ms: float = 30_000.0
+    saves_unreported: bool = True
+
+    def starts_over(self, snapshot: Snapshot) -> BoolArray:
+        """Whether each job, as believed, would lose its whole run if its GPUs were taken from it (J,)."""
+        jobs = snapshot.jobs
+        lost: BoolArray = jobs.holds & (jobs.samples_done <= 0) & (not self.saves_unreported)
+        return lost
+
+    def unsaved_ms(self, snapshot: Snapshot) -> IntArray:
+        """Time for which each job has run for nothing, as believed, if its GPUs are taken from it now, in ms (J,)."""
+        jobs = snapshot.jobs
+        runs = self.starts_over(snapshot) & (jobs.phase == int(Phase.RUNNING))
+        return np.where(runs, snapshot.now_ms - jobs.running_since_ms, 0)

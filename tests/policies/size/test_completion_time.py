@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 
 from brim.policies.size.completion_time import CompletionTime, longer_jobs
-from brim.testing import snapshot_of
-from tests.policies.size.known import PERFECT, beliefs, best_rate, choices, one_batch
+from brim.policies.size.goodput import Goodput
+from brim.testing import job, snapshot_of
+from tests.policies.size.known import PERFECT, UNKNOWN, beliefs, best_rate, choices, one_batch, with_columns
 from tests.policies.size.test_goodput import cases, sized, speedups
 
 SHARED = (0.0, 0.01, 0.1, 0.1, 0.1, 0.1, 1.0)
@@ -92,3 +94,39 @@ def test_the_number_of_longer_jobs_is_expected_over_what_may_be_left():
 def test_a_job_grows_by_no_more_than_the_limit(seen, most):
     snapshot = snapshot_of("4x4xT4", one_batch(gpus_max=16), now=1)
     assert sized(CompletionTime(), snapshot, beliefs(PERFECT, seen=[seen], left=(1e6,))).tolist() == [most]
+
+
+@pytest.mark.parametrize(("narrow_at", "saves", "gpus"), [
+    (0, True, [0, 4]), (0, False, [1, 0]), (1, True, [4, 0]), (1, False, [4, 0]),
+])  # fmt: skip
+def test_a_job_that_would_start_over_makes_room_only_for_one_that_came_before(narrow_at, saves, gpus):
+    """It runs on one of four GPUs; the other job, which waits, asks for all of them."""
+    snapshot = snapshot_of("1x4xT4", job(at=narrow_at, start=2, on=[(0, 0)]), job(gpus=4, at=1 - narrow_at), now=20)
+    known = replace(beliefs(UNKNOWN, UNKNOWN), saves_unreported=saves)
+    assert sized(CompletionTime(), snapshot, known).tolist() == gpus
+
+
+@pytest.mark.parametrize(("saves", "gpus"), [(True, [2, 0]), (False, [1, 1])])
+def test_a_job_that_would_start_over_makes_no_room_for_one_that_grows(saves, gpus):
+    snapshot = snapshot_of("1x2xT4", one_batch(on=[(0, 0)]), job(at=1, on=[(0, 1)]), now=20)
+    snapshot = with_columns(snapshot, samples_done=[64.0, 0.0])
+    known = replace(beliefs(PERFECT, UNKNOWN, left=(1e4, 1e6)), in_place_ms=200.0, saves_unreported=saves)
+    assert sized(CompletionTime(), snapshot, known).tolist() == gpus
+
+
+def test_jobs_that_would_start_over_and_do_not_fit_as_whole_gpus_are_no_error():
+    """Sizes count whole GPUs, so that two halves of one are more than there is; both jobs have run for long."""
+    snapshot = snapshot_of("1x1xT4", *[job(share=500, on=[(0, 0)])] * 2, job(at=2), now=9)
+    snapshot = with_columns(snapshot, service_gpu_ms=[10**12, 10**12, 0], run_ms=[10**12, 10**12, 0])
+    known = replace(beliefs(*[UNKNOWN] * 3), saves_unreported=False)
+    assert sized(Goodput(), snapshot, known).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("reported", "saves", "lost_s"), [(0.0, False, 100), (0.0, True, 0), (64.0, False, 0)])
+def test_a_stop_costs_a_start_and_the_run_that_was_not_saved(reported, saves, lost_s):
+    """It has run for 100 s; a start takes 1 s, and sizes last 300 s."""
+    snapshot = with_columns(snapshot_of("1x1xT4", job(on=[(0, 0)]), now=100), samples_done=[reported])
+    known = replace(beliefs(UNKNOWN), saves_unreported=saves)
+    none, stays = np.array([[0], [1]]), np.zeros((2, 1), dtype=np.bool_)
+    stopped, goes_on = CompletionTime().worth(snapshot, known, none, stays)
+    assert stopped / goes_on == pytest.approx(-(1 + lost_s) / 300)

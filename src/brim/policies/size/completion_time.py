@@ -39,7 +39,7 @@ class CompletionTime:
 
     A job that would start or change does nothing while it does so: its speed-up is less by the part of ``horizon_ms``
     that this takes, of what it has left if that is shorter, of twice the time of the change if that is longer. A job
-    that is stopped does that later.
+    that is stopped does that later, and repeats what it has not saved.
 
     Attributes:
         gpus_max: Most GPUs of a job.
@@ -69,7 +69,7 @@ class CompletionTime:
         fall = self._fall(snapshot, beliefs)
         job, gpus = fall.found.possible
         value = fall.of(job, fall.found.speedup, restarts=gpus != snapshot.jobs.gpus_now[job]) - self.gpu_price * gpus
-        return best_values(snapshot, fall.found, value, fall.without_gpus)
+        return best_values(snapshot, beliefs, fall.found, value, fall.without_gpus)
 
     def worth(self, snapshot: Snapshot, beliefs: Beliefs, gpus: IntArray, restarts: BoolArray) -> FloatArray:
         """See ``WholePlan``: how fast V falls, and GPU time."""
@@ -93,7 +93,7 @@ class CompletionTime:
         cost_ms = np.maximum(restart_ms(snapshot, beliefs), LEAST_START_MS)
         fall = _Fall(
             found=found, gain=np.full(len(jobs), np.inf), cost_ms=cost_ms,
-            lasts_ms=np.maximum(self.horizon_ms, 2 * cost_ms),
+            stop_ms=cost_ms + beliefs.unsaved_ms(snapshot), horizon_ms=self.horizon_ms,
             alone_ms=np.median(left_ms, axis=1) / np.maximum(found.least, 1), holds=jobs.holds,
         )
         job, gpus = found.possible
@@ -111,7 +111,9 @@ class _Fall:
         found: The possible sizes.
         gain: ``dV/dr`` (J,).
         cost_ms: How long a start or a change takes (J,).
-        lasts_ms: Time for which sizes are expected to last, if the job has that much left (J,).
+        stop_ms: The same for one that is stopped: with what it has not saved (J,).
+        horizon_ms: Time for which sizes are expected to last, or twice the cost of the change if that is longer; less
+            if the job has less left.
         alone_ms: Time that the job needs yet on its fewest GPUs (J,).
         holds: Whether the job holds GPUs (J,).
     """
@@ -119,7 +121,8 @@ class _Fall:
     found: Candidates
     gain: FloatArray
     cost_ms: FloatArray
-    lasts_ms: FloatArray
+    stop_ms: FloatArray
+    horizon_ms: int
     alone_ms: FloatArray
     holds: BoolArray
 
@@ -131,7 +134,8 @@ class _Fall:
     def progress(self, job: IntArray, speedup: FloatArray, *, restarts: BoolArray) -> FloatArray:
         """Speed-ups less the part of the time that starts take, three columns (F,)."""
         cost_ms = np.where(restarts, self.cost_ms[job], 0.0)
-        lasts_ms = np.minimum(self.lasts_ms[job], cost_ms + self.alone_ms[job] / np.maximum(speedup, TINY))
+        lasts_ms = np.maximum(self.horizon_ms, 2 * self.cost_ms[job])
+        lasts_ms = np.minimum(lasts_ms, cost_ms + self.alone_ms[job] / np.maximum(speedup, TINY))
         left: FloatArray = speedup * (1.0 - cost_ms / lasts_ms)
         return left
 
@@ -139,7 +143,7 @@ class _Fall:
     def without_gpus(self) -> FloatArray:
         """How fast V falls with the job waiting, at most 0: one that is stopped starts again later (J,)."""
         again = self.holds & (self.found.least > 0)
-        return -np.where(again, self.gain * self.cost_ms / self.lasts_ms, 0.0)
+        return -np.where(again, self.gain * self.stop_ms / np.maximum(self.horizon_ms, 2 * self.stop_ms), 0.0)
 
 
 def longer_jobs(left_JQ: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.overheads import Observed, costs
-from brim.core.arrays import FloatArray, IntArray
+from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.policies.size.candidates import Candidates, candidates
 from brim.policies.size.knapsack import best_sizes
@@ -56,7 +56,7 @@ class PolluxFitness:
         utility = np.power(WITHOUT_GPUS, self.power) / self.power
         with np.errstate(divide="ignore"):
             value = np.power(_after_change(found, snapshot, kept), self.power) / self.power
-        return best_values(snapshot, found, value, np.full(len(jobs), utility))
+        return best_values(snapshot, beliefs, found, value, np.full(len(jobs), utility))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Goodput:
         kept = np.maximum(1.0 - restart_ms(snapshot, beliefs) / self.horizon_ms, KEPT_LEAST)
         weight = (1.0 + work_ms(snapshot, found) / self.young_ms) ** -self.ageing
         value = weight[found.possible[0]] * np.log(_after_change(found, snapshot, kept, starts=True))
-        return best_values(snapshot, found, value, weight * np.log(WITHOUT_GPUS))
+        return best_values(snapshot, beliefs, found, value, weight * np.log(WITHOUT_GPUS))
 
 
 def restart_ms(snapshot: Snapshot, beliefs: Beliefs) -> FloatArray:
@@ -119,14 +119,36 @@ def work_ms(snapshot: Snapshot, found: Candidates) -> FloatArray:
     return np.where(known, jobs.samples_done / np.where(known, rate, 1.0) * MS_PER_S, jobs.service_gpu_ms)
 
 
-def best_values(snapshot: Snapshot, found: Candidates, value_F: FloatArray, value_none: FloatArray) -> Sizes:
-    """The sizes of greatest total value, of values (F,) of the possible ones and ``value_none`` (J,) of no GPUs."""
+def best_values(
+    snapshot: Snapshot, beliefs: Beliefs, found: Candidates, value_F: FloatArray, value_none: FloatArray
+) -> Sizes:
+    """The sizes of greatest total value, of values (F,) of the possible ones and ``value_none`` (J,) of no GPUs.
+
+    No job that would start over (``Beliefs.starts_over``) makes room for one that came later, nor for one that grows:
+    each newcomer may be worth what is lost, and together they would keep the job from ever ending.
+    """
     value = np.full(found.rate_JG.shape, -np.inf)
     value[found.possible] = value_F
     value[:, 0] = np.where(found.active, value_none, 0.0)
+    starts_over = beliefs.starts_over(snapshot) & found.active
     gpus = best_sizes(value, found.capacity)
     assert gpus is not None  # no GPUs for any job is always allowed
+    while (kept := starts_over & _makes_room(snapshot, gpus)).any():
+        value[kept, 0] = -np.inf
+        without = best_sizes(value, found.capacity)
+        if without is None:
+            break  # fewer GPUs are open than these jobs hold
+        gpus = without
     return found.sizes(gpus, snapshot)
+
+
+def _makes_room(snapshot: Snapshot, gpus: IntArray) -> BoolArray:
+    """Which jobs are to have no GPUs, while one that came later starts or any job grows (J,)."""
+    jobs = snapshot.jobs
+    more = gpus > jobs.gpus_now
+    latest = len(jobs) if (more & jobs.holds).any() else np.flatnonzero(more).max(initial=-1)
+    makes_room: BoolArray = (gpus == 0) & (np.arange(len(jobs)) < latest)
+    return makes_room
 
 
 def _after_change(found: Candidates, snapshot: Snapshot, kept: FloatArray, *, starts: bool = False) -> FloatArray:
