@@ -12,7 +12,9 @@ from brim.core.cluster import parse_cluster
 from brim.core.energy import J_PER_KWH
 from brim.core.power import PowerCurve
 from brim.core.prices import Prices
+from brim.core.trace import NONE
 from brim.live.billing import bill_of
+from brim.live.ends import repeated_gpu_s
 from brim.live.recording import recorded_jobs
 from tests.live.test_recording import attempt, job
 
@@ -33,7 +35,7 @@ def test_a_preempted_job_pays_for_what_it_held_and_the_bill_says_who_gained():
     jobs = recorded_jobs(
         [first, job(2, 1 * H, ended_ms=2 * H)],
         [
-            attempt(1, 0, 1, 1, H, stop_ms=H - 10 * S, stop_reason="preempted", outcome="stopped"),
+            attempt(1, 0, 1, 1, H, stop_ms=H - 10 * S, stop_reason="preempted", outcome="stopped", exit_code=75),
             attempt(2, H - 10 * S, H, H, H + H // 2),
             attempt(1, 2 * H, 2 * H + 1, 2 * H + 20 * S, 3 * H, nth=2),
         ], [], 3 * H,
@@ -55,6 +57,27 @@ def test_a_preempted_job_pays_for_what_it_held_and_the_bill_says_who_gained():
     assert taken.thrown_away_gpu_s == 10 + 20
     assert one.amounts.lost_gpu_h * 3600 == pytest.approx(36 + 30)
     assert bill.by_user()["ann"] == bill.total
+
+
+@pytest.mark.parametrize(("code", "reported_ms", "thrown_s"), [
+    (143, NONE, 2 * 3600), (137, NONE, 2 * 3600), (NONE, NONE, 2 * 3600), (85, NONE, 2 * (10 + 20)),
+    (143, H // 2, 2 * (10 + 20)),
+])  # fmt: skip
+def test_of_a_preempted_job_that_does_not_save_all_since_its_grant_is_thrown_away(code, reported_ms, thrown_s):
+    """Two GPUs for an hour, under way after 5 s, told to leave 10 s before its end; coming back takes 20 s."""
+    first = attempt(
+        1, 0, 5 * S, 5 * S, H, (0, 1), stop_ms=H - 10 * S, stop_reason="preempted", outcome="stopped", exit_code=code,
+        samples_first_ms=reported_ms,
+    )
+    again = attempt(1, 2 * H, 2 * H, 2 * H + 20 * S, 3 * H, (0, 1), nth=2)
+    record = job(1, 0, 2, ended_ms=3 * H, preemptions=1, lost_gpu_s=repeated_gpu_s(first))
+
+    bill = bill_of(recorded_jobs([record], [first, again], [], 3 * H), TWO, 3 * H)
+
+    assert bill.taken[0].thrown_away_gpu_s == thrown_s
+    assert bill.total.lost_gpu_h * 3600 == pytest.approx(thrown_s)
+    said = [one for one in bill.basis if one.startswith("1 preemption of jobs that reported no progress")]
+    assert bool(said) == (thrown_s == 2 * 3600)
 
 
 def test_jobs_that_share_a_gpu_have_equal_parts_of_it_and_use_what_they_said():

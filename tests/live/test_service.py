@@ -18,7 +18,9 @@ from brim.agent.protocol import REPORTS, VERSION, AgentHello
 from brim.core.cluster import parse_cluster
 from brim.errors import ConfigError, NotFoundError, RefusedError
 from brim.live import engine_thread
+from brim.live.billing import bill_of
 from brim.live.controller import Controller
+from brim.live.recording import recorded_jobs
 from brim.live.records import JobRecord
 from brim.live.requests import UNIX_S_MAX
 from brim.live.service import ClusterService
@@ -27,6 +29,7 @@ from brim.policies.presets import find_policy
 from tests.live.box import PATIENCE_S, Box, in_state, run_and_kill, running, until
 from tests.live.in_parts import InParts
 
+TWO_SLOTS = parse_cluster("1x2xcpu-slot")
 EQUAL_PARTS = replace(find_policy("elastic"), name="equal", size=InParts(2), gap_ms=0, period_ms=0)
 
 
@@ -119,6 +122,25 @@ def test_a_plain_job_is_not_started_over_for_those_that_come_later(box: Box) -> 
         assert len((box.folder / "starts").read_text().splitlines()) == 1
 
     running(box, scenario, replace(find_policy("brim"), gap_ms=0, period_ms=100))
+
+
+def test_what_a_preempted_job_that_does_not_save_has_done_is_lost_work(box: Box) -> None:
+    async def scenario(service: ClusterService) -> None:
+        [long] = await box.submit(service, box.request("sleep", "600", gpus=2, time_limit_s=3_600))
+        await in_state(service, long, "running")
+        await asyncio.sleep(1.0)
+        [short] = await box.submit(service, box.request("true", time_limit_s=60))
+        await in_state(service, short, "finished")
+        await until(lambda: service.job(long).attempt == 2, "a second start")
+        job, attempts = service.job(long), service._store.reads.attempts(long)
+        assert job.lost_gpu_s > 2 * 1.0
+        [taken] = bill_of(recorded_jobs([job], attempts, [], service.now_ms()), TWO_SLOTS, service.now_ms()).taken
+        first_ms = attempts[0].end_ms - attempts[0].decided_ms
+        assert job.lost_gpu_s <= taken.thrown_away_gpu_s == 2 * first_ms / 1000
+        await service.command(os.getuid(), "cancel", [long], may_change=bool)
+        await in_state(service, long, "cancelled")
+
+    running(box, scenario)
 
 
 def test_commands_of_users(box: Box) -> None:

@@ -15,6 +15,7 @@ from brim.core.power import PowerCurve
 from brim.core.prices import Prices, tier_of
 from brim.core.replay import Runs
 from brim.core.trace import NONE
+from brim.live.ends import RESUME_CODES
 from brim.live.recording import Holding, RecordedAttempt, RecordedJob
 from brim.reports.bill import Amounts, Bill, BilledJob, Taken
 from brim.units import MS_PER_H, MS_PER_S, S_PER_H, WHOLE_GPU, counted
@@ -38,14 +39,14 @@ def bill_of(
     held_ms = gpu_ms_of(runs, len(jobs))
     idle_kwh = None if energy is None else energy.unattributed_j / J_PER_KWH
     taken = [one for job in jobs for one in _taken(job, jobs)]
-    lost_s = {str(job.job.id): job.job.lost_gpu_s for job in jobs}
+    lost_s = {str(job.job.id): job.job.lost_gpu_s - _repeated_gpu_s(job) for job in jobs}  # the latter is in taken, too
     for one in taken:
         lost_s[one.job] += one.thrown_away_gpu_s
     return Bill(
         jobs=[_billed(row, job, held_ms[row], lost_s[str(job.job.id)], energy, prices) for row, job in enumerate(jobs)],
         idle_kwh=idle_kwh, idle_co2_kg=None if idle_kwh is None or prices is None else prices.co2_kg(idle_kwh),
         taken=taken,
-        basis=_basis(jobs, prices, curves) + _measured_basis(jobs),
+        basis=_basis(jobs, prices, curves) + _lost_basis(jobs) + _measured_basis(jobs),
     )
 
 
@@ -121,20 +122,30 @@ def _measured_kwh(job: RecordedJob) -> float | None:
 
 
 def _taken(job: RecordedJob, jobs: Sequence[RecordedJob]) -> list[Taken]:
-    """What was taken from one job: its preemptions, with what saving and starting again cost."""
+    """What was taken from one job: its preemptions, with what saving and starting again cost, or all of the attempt."""
     found = []
     for before, after in pairwise((*job.attempts, None)):
         if before is None or not before.preempted:
             continue
         gpus = before.holdings[-1].devices
         thrown_ms = (before.end_ms - before.stop_ms) * len(gpus)
-        if after is not None:
+        if before.starts_over:  # the next start is then the one that counts
+            thrown_ms = sum((one.until_ms - one.from_ms) * len(one.devices) for one in before.holdings)
+        elif after is not None:
             thrown_ms += (after.from_ms - after.granted_ms) * len(after.holdings[0].devices)
         found.append(Taken(
             job=str(job.job.id), at_ms=before.stop_ms, gpus=len(gpus), thrown_away_gpu_s=thrown_ms / MS_PER_S,
             gained=_next_on(before, job, jobs),
         ))
     return found
+
+
+def _repeated_gpu_s(job: RecordedJob) -> float:
+    """What preemptions after which it started over have added to its record's ``lost_gpu_s``."""
+    return sum(
+        (one.end_ms - one.from_ms) * len(one.holdings[-1].devices) / MS_PER_S
+        for one in job.attempts if one.preempted and one.starts_over
+    )
 
 
 def _next_on(left: RecordedAttempt, job: RecordedJob, jobs: Sequence[RecordedJob]) -> tuple[str, ...]:
@@ -171,6 +182,17 @@ def _basis(jobs: Sequence[RecordedJob], prices: Prices | None, curves: tuple[Pow
     else:
         said.append("No --power: no energy.")
     return said
+
+
+def _lost_basis(jobs: Sequence[RecordedJob]) -> list[str]:
+    times = sum(one.preempted and one.starts_over for job in jobs for one in job.attempts)
+    if not times:
+        return []
+    return [
+        f"{counted(times, 'preemption')} of jobs that reported no progress and did not exit with "
+        f"{', '.join(map(str, RESUME_CODES[:-1]))} or {RESUME_CODES[-1]}: all of the attempt counts as thrown away, "
+        "since what such a job saved by itself is not known."
+    ]
 
 
 def _measured_basis(jobs: Sequence[RecordedJob]) -> list[str]:

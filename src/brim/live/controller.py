@@ -62,6 +62,7 @@ from brim.live.ends import (
     AttemptVerdict,
     ending,
     is_crash,
+    repeated_gpu_s,
 )
 from brim.live.inputs import (
     AgentJoined,
@@ -693,6 +694,7 @@ class Controller:
         self._analyses.discard(job.id)
         self.books.put(
             job.id, failures=job.failures + verdict.counts, devices=(), loader_wait_ratio=None, slowdown_ratio=None,
+            lost_gpu_s=job.lost_gpu_s + (repeated_gpu_s(attempt) if verdict.state is None else 0.0),
         )
         if is_crash(attempt):
             self._guard(job)

@@ -14,7 +14,7 @@ from typing import Final
 from brim.agent.protocol import BLAME_JOB, BLAME_NEIGHBOUR, BLAME_NODE, FAILED, FINISHED, LOST, STOPPED, UNUSABLE
 from brim.core.events import Kind
 from brim.live.records import AttemptRecord, JobRecord, JobStatus
-from brim.live.requests import NONE
+from brim.live.requests import NONE, ON_CPU
 from brim.units import MS_PER_S
 
 RESUME_CODES: Final = (75, 85, 99)
@@ -106,6 +106,24 @@ def _again(job: JobRecord, kind: Kind, why: str, state: JobStatus) -> AttemptVer
     if job.request.requeue:
         return AttemptVerdict(kind=kind, reason=why)
     return AttemptVerdict(kind=Kind.GAVE_UP, state=state, reason=f"{why}; it is not to be started again")
+
+
+def starts_over(attempt: AttemptRecord) -> bool:
+    """Whether its job does all of an ended attempt again, as far as can be seen from outside.
+
+    It reported no progress, and no exit code said that it had saved. What else it left, as in ``BRIM_CKPT_DIR``, nobody
+    but the job can judge.
+    """
+    reported = attempt.samples_first_ms != NONE
+    return attempt.begin_ms != NONE and not reported and attempt.exit_code not in (0, *RESUME_CODES)
+
+
+def repeated_gpu_s(attempt: AttemptRecord) -> float:
+    """GPU seconds, from when it was under way, of an ended attempt whose job starts over; 0.0 if it does not."""
+    if not starts_over(attempt):
+        return 0.0
+    from_ms = attempt.start_ms if attempt.start_ms != NONE else attempt.begin_ms
+    return max(attempt.end_ms - from_ms, 0) / MS_PER_S * len(set(attempt.devices) - {ON_CPU})
 
 
 def is_crash(attempt: AttemptRecord) -> bool:

@@ -19,7 +19,7 @@ from brim.beliefs.change_costs import ChangeCosts, learn_costs
 from brim.core.cluster import Cluster
 from brim.core.setting import ON_CPU
 from brim.core.trace import NONE, Trace, trace_of
-from brim.live.ends import EXCHANGED, PREEMPTED
+from brim.live.ends import EXCHANGED, PREEMPTED, starts_over
 from brim.live.holds import spec_of
 from brim.live.records import AttemptRecord, JobRecord
 from brim.units import MS_PER_S
@@ -44,6 +44,7 @@ class RecordedAttempt:
         end_ms: When its processes were gone.
         holdings: Which devices it held, and when, in turn.
         preempted: Whether the policy took its devices away.
+        starts_over: Whether it ended so that its job does all of it again (``ends.starts_over``).
         gpu_energy_j: What its GPUs used, measured; NONE where that is not known.
     """
 
@@ -53,6 +54,7 @@ class RecordedAttempt:
     end_ms: int
     holdings: tuple[Holding, ...]
     preempted: bool
+    starts_over: bool = False
     gpu_energy_j: float = NONE
 
     @property
@@ -279,6 +281,7 @@ def _recorded(attempt: AttemptRecord, granted_ms: int, events: _Journal, now_ms:
     return RecordedAttempt(
         granted_ms=granted_ms, from_ms=max(from_ms, granted_ms), stop_ms=attempt.stop_ms, end_ms=end_ms,
         preempted=attempt.stop_reason == PREEMPTED, gpu_energy_j=attempt.gpu_energy_j,
+        starts_over=attempt.end_ms != NONE and starts_over(attempt),
         holdings=_holdings(attempt, events.given.get(attempt.job, []), granted_ms, end_ms),
     )
 

@@ -52,7 +52,8 @@ class JobRecord:
         samples_done: Samples that it reported as done and kept.
         samples_total: Samples that it needs; 0 where unknown.
         lost_gpu_s: GPU seconds of work that was lost by preemptions and failures: samples that a new attempt repeats,
-            at its speed. 0.0 for jobs that report no samples, of which nobody knows.
+            at its speed, and all of the attempts that reported none and after which it starts over
+            (``ends.starts_over``).
         samples_again: Samples that new attempts repeat and that are not in ``lost_gpu_s``, because no attempt has told
             its speed since.
         loader_wait_ratio: Part of the time of a step, 0 to 1, in which the slowest rank waits for data, as it last

@@ -46,7 +46,8 @@ class Taken:
         job: The job.
         at_ms: When it was told to leave.
         gpus: GPUs that it held.
-        thrown_away_gpu_s: GPU-seconds of saving and of starting again, in which it made no progress.
+        thrown_away_gpu_s: GPU-seconds of saving and of starting again, in which it made no progress; of a job that did
+            not save, all since it was granted them.
         gained: The jobs that had these GPUs next.
         times: How often; with more than once, time and GPUs are those of the first, and the rest is of all together.
     """

@@ -391,3 +391,25 @@ def test_a_job_that_was_submitted_before_the_controller_ended_starts_after_it_ha
     desk.submit()
     assert desk.stored[1].submit_ms < began_ms + 1_000
     assert desk.stored[1].first_start_ms >= back_ms
+
+
+@pytest.mark.parametrize(("stop", "end", "lost_s"), [
+    (True, {"outcome": "stopped", "exit_code": 143}, 2 * 20), (True, {"outcome": "stopped", "exit_code": 75}, 0),
+    (False, {"outcome": "failed", "exit_code": 1}, 2 * 20), (False, {"outcome": "failed", "exit_code": 99}, 0),
+    (False, {"outcome": "lost"}, 2 * 20),
+])  # fmt: skip
+def test_a_job_that_reports_nothing_has_lost_the_run_after_which_it_starts_over(stop, end, lost_s):
+    desk = Desk()
+    desk.submit(gpus=2, attempts_max=2)
+    desk.saw(1, RUNNING, started_ms_ago=0)
+    began_ms = desk.attempts[1, 1].start_ms
+    desk.give(later_ms=began_ms + 20_000 - desk.now_ms - 10)
+    if stop:
+        desk.command(Requeue, 1)
+    desk.now_ms = began_ms + 20_000
+    desk.saw(1, ENDED, **end)
+    assert desk.stored[1].attempt == 2
+    assert desk.stored[1].lost_gpu_s == pytest.approx(lost_s, abs=0.1)
+    desk.saw(1, RUNNING, attempt=2)
+    desk.saw(1, ENDED, attempt=2, outcome="finished", exit_code=0)
+    assert desk.stored[1].lost_gpu_s == pytest.approx(lost_s, abs=0.1)
