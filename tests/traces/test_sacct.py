@@ -72,6 +72,31 @@ def test_sacct_jobs_of_one_id_are_told_apart(tmp_path, second, ids):
         assert trace.jct_ms[0] == 600_000
 
 
+@pytest.mark.parametrize(("rows", "gpu_s"), [
+    # a user whose job was requeued while another user's had its id; a record that does not know its user
+    ([("ann", "08:00:00", "08:00:00", "09:00:00", "NODE_FAIL", 4),
+      ("bob", "08:30:00", "08:30:00", "09:30:00", "COMPLETED", 2), ("ann", "09:00:00", "09:10:00", "09:30:00", "COMPLETED", 4)], {"4": 4 * 4_800, "4#2": 2 * 3_600}),
+    ([("ann", "08:00:00", "08:00:00", "09:00:00", "NODE_FAIL", 4),
+      ("", "09:00:00", "09:10:00", "09:30:00", "COMPLETED", 4)],
+     {"4": 4 * 4_800}),
+    # clocks that differ by hours do not make two jobs of a requeued one; preempted and not requeued, it had ended
+    ([("ann", "01:00:00", "01:00:00", "02:50:00", "NODE_FAIL", 8),
+      ("ann", "02:01:00", "02:05:00", "03:30:00", "COMPLETED", 8)],
+     {"4": 8 * 11_700}),
+    ([("ann", "08:00:00", "08:00:00", "09:00:00", "PREEMPTED", 4),
+      ("ann", "12:00:00", "12:00:00", "13:00:00", "COMPLETED", 2)],
+     {"4": 4 * 3_600, "4#2": 2 * 3_600}),
+    # what it asked for when it was cancelled, waiting again, it never had
+    ([("ann", "08:00:00", "08:00:00", "09:00:00", "NODE_FAIL", 4),
+      ("ann", "09:00:00", "Unknown", "09:30:00", "CANCELLED", 8)],
+     {"4": 4 * 3_600}),
+])  # fmt: skip
+def test_sacct_attempts_of_one_job_stay_together(tmp_path, rows, gpu_s):
+    text = "".join(timed(4, *row).replace("2026-05-01TUnknown", "Unknown") for row in rows)
+    trace, _ = traces.read(save(tmp_path, "s", f"{TIMED}\n{text}"))
+    assert dict(zip(trace.job_id, (trace.gpus * trace.run_ms // 1_000).tolist(), strict=True)) == gpu_s
+
+
 def test_sacct_jobs_of_two_clusters_are_told_apart(tmp_path):
     """East's job 7 was requeued, while west had a job of this id."""
     rows = [timed(7, "ann", "08:00:00", "08:00:00", "08:10:00", "REQUEUED", 8),

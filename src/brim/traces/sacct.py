@@ -80,7 +80,7 @@ OTHER_SIZES: Final = (
 AFTER_MS: Final = MS_PER_MIN
 """A job that is submitted longer than this after the end of one with its id is another one: Slurm writes the time of a
 requeue, within seconds of the end, as the submission of the next attempt. Ours."""
-_ENDS: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
+_ENDS: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "PREEMPTED")
 """States after which a later submission with the same id is another job: a requeue by hand writes REQUEUED."""
 _RESIZED: Final = "RESIZING"
 PART: Final = "part of a heterogeneous job: replayed as a job of its own"
@@ -293,17 +293,25 @@ def _told_apart(table: Table) -> Table:
             pl.when(several).then(pl.concat_str("id", pl.lit("@"), pl.col("Cluster").fill_null(""))).otherwise("id")
             .alias("id")
         )  # fmt: skip
-    before = {name: pl.col(name).shift().over("id") for name in ("State", "start", "end")}
-    begun = (pl.col("start") != NONE) & (before["start"] != NONE) & (before["end"] != NONE)
-    is_later = before["State"].is_in(_ENDS) & (pl.col("submitted") > before["end"] + AFTER_MS) & (before["end"] != NONE)
-    overlaps = begun & (pl.col("start") < before["end"] - AFTER_MS) & (before["State"] != _RESIZED)
-    is_other = (is_later | overlaps).fill_null(False)
-    if "User" in distinct:
-        is_other |= pl.col("User").ne_missing(pl.col("User").shift().over("id")) & before["State"].is_not_null()
-    number = is_other.cast(pl.Int64).cum_sum().over("id")
+    one = ["id"]
+    if "User" in distinct:  # null: unknown in one record
+        one.append("owner")
+        known = pl.col("User").fill_null(pl.col("User").drop_nulls().first().over("id"))
+        distinct = distinct.with_columns(known.alias("owner"))
+    before = {name: pl.col(name).shift().over(one) for name in ("State", "start", "end")}
+    begun = (pl.col("start") != NONE) & (before["start"] != NONE)
+    is_later = pl.col("submitted") > before["end"] + AFTER_MS
+    overlaps = begun & (pl.col("start") < before["end"] - AFTER_MS)
+    is_other = before["State"].is_in(_ENDS) & (before["end"] != NONE) & (is_later | overlaps)
     distinct = distinct.with_columns(
-        pl.when(number > 0).then(pl.concat_str("id", pl.lit("#"), number + 1)).otherwise("id").alias("id")
+        is_other.fill_null(False).cast(pl.Int64).cum_sum().over(one).alias("nth"), pl.int_range(pl.len()).alias("at")
     )
+    number = pl.col("at").min().over([*one, "nth"]).rank("dense").over("id")
+    distinct = distinct.with_columns(
+        pl.when(number > 1).then(pl.concat_str("id", pl.lit("#"), number)).otherwise("id").alias("id")
+    ).drop("nth", "at", "owner", strict=False)
+    before = {name: pl.col(name).shift().over("id") for name in before}
+    begun = (pl.col("start") != NONE) & (before["start"] != NONE) & (before["end"] != NONE)
     table.report.repair(ID_AGAIN, distinct["id"].n_unique() - records["id"].n_unique())
     held_ms = pl.max_horizontal(before["end"] - pl.col("start"), 0)  # by the record of an earlier size
     held_ms = pl.when(begun & (before["State"] == _RESIZED)).then(held_ms).otherwise(0)
@@ -328,6 +336,7 @@ def _merged(table: Table) -> Table:
     records = table.frame.filter(repeated)
     begun = pl.col("start") != NONE
     ran = pl.col("run") > 0
+    most = pl.coalesce(pl.col("gpus").filter(ran).max(), pl.col("gpus").max())  # not what one asks for that never ran
     merged = (
         records.sort("submit", *_ORDER)
         .group_by("id", maintain_order=True)
@@ -337,11 +346,11 @@ def _merged(table: Table) -> Table:
             pl.col("submit", "later").sort_by("submit", maintain_order=True).first(),
             pl.col("part", "other_gpus", "more").any(),
             pl.col("start").filter(begun).min().fill_null(NONE),
-            -(-(pl.col("run") * pl.col("gpus")).sum() // pl.col("gpus").max()).alias("run"),
-            pl.col("gpus").max(),
+            -(-(pl.col("run") * pl.col("gpus")).sum() // most).alias("run"),
+            most.alias("gpus"),
             (pl.col("gpus").filter(ran).n_unique() > 1).alias("other_sizes"),
             (pl.col("State").head(pl.len() - 1) == _RESIZED).sum().alias("sizes"),
-            pl.col("share", "cpu", "mem").sort_by("gpus", maintain_order=True).last(),
+            pl.col("share", "cpu", "mem").sort_by(pl.when(ran).then("gpus").otherwise(0), maintain_order=True).last(),
             pl.col("running").last(),
             (pl.col("State").last().is_in(_UNFINISHED) & begun.any()).alias("waits"),
             *(pl.col(name).last() for name in _LAST if name in records.columns),
