@@ -75,7 +75,8 @@ def test_sacct_jobs_of_one_id_are_told_apart(tmp_path, second, ids):
 @pytest.mark.parametrize(("rows", "gpu_s"), [
     # a user whose job was requeued while another user's had its id; a record that does not know its user
     ([("ann", "08:00:00", "08:00:00", "09:00:00", "NODE_FAIL", 4),
-      ("bob", "08:30:00", "08:30:00", "09:30:00", "COMPLETED", 2), ("ann", "09:00:00", "09:10:00", "09:30:00", "COMPLETED", 4)], {"4": 4 * 4_800, "4#2": 2 * 3_600}),
+      ("bob", "08:30:00", "08:30:00", "09:30:00", "COMPLETED", 2),
+      ("ann", "09:00:00", "09:10:00", "09:30:00", "COMPLETED", 4)], {"4": 4 * 4_800, "4#2": 2 * 3_600}),
     ([("ann", "08:00:00", "08:00:00", "09:00:00", "NODE_FAIL", 4),
       ("", "09:00:00", "09:10:00", "09:30:00", "COMPLETED", 4)],
      {"4": 4 * 4_800}),
