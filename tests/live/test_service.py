@@ -143,6 +143,21 @@ def test_what_a_preempted_job_that_does_not_save_has_done_is_lost_work(box: Box)
     running(box, scenario)
 
 
+def test_a_job_that_ends_while_the_controller_is_suspended_has_not_run_until_that_goes_on(box: Box) -> None:
+    """Nothing is read meanwhile; its agent lives and has said so at once."""
+
+    async def scenario(service: ClusterService) -> None:
+        [job] = await box.submit(service, box.request("sleep", "1"))
+        await in_state(service, job, "running")
+        time.sleep(4)
+        record = await in_state(service, job, "finished")
+        [attempt] = service._store.reads.attempts(job)
+        assert 1_000 <= attempt.end_ms - attempt.begin_ms < 2_500, attempt
+        assert record.ended_ms == attempt.end_ms < service.now_ms() - 1_000
+
+    running(box, scenario)
+
+
 def test_commands_of_users(box: Box) -> None:
     async def scenario(service: ClusterService) -> None:
         uid = os.getuid()

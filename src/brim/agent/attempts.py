@@ -625,7 +625,7 @@ class NodeAttempts:
 
     def _tell(self, attempt: _Attempt, *, again: bool = False) -> None:
         seen = self._seen(attempt)
-        plain = replace(seen, started_ms_ago=NONE, ended_ms_ago=NONE)
+        plain = replace(seen, started_ms_ago=NONE, ended_ms_ago=NONE, told_ms=NONE)
         if again or plain != attempt.told:
             attempt.told = plain
             self._effects.append(Tell(seen))
@@ -643,7 +643,7 @@ class NodeAttempts:
             detail=attempt.detail, blame=end.blame if end else "", has_begun=attempt.has_begun,
             started_ms_ago=NONE if started_ms == NONE else max(0, now_ms - started_ms),
             ended_ms_ago=NONE if end is None or end.ended_ms == NONE else max(0, now_ms - end.ended_ms),
-            processes=() if end else attempt.processes, analysis=attempt.analysis,
+            told_ms=now_ms, processes=() if end else attempt.processes, analysis=attempt.analysis,
             gpu_energy_j=NONE if end is None or attempt.gpu_energy_j is None else attempt.gpu_energy_j,
             **(asdict(end.usage) if end else {}),
         )  # fmt: skip

@@ -193,6 +193,8 @@ class AttemptSeen:
         started_ms_ago: Time since its first process began, of which the machine's suspends are part; ``NONE`` if there
             was none, or it is unknown.
         ended_ms_ago: Time since its end; ``NONE`` if it has not ended or that is unknown.
+        told_ms: When this was told, as time since the machine was started: a controller that was suspended reads it
+            later. ``NONE``: unknown.
         processes: Of an attempt that has not ended, the processes that are known: id and start time (in clock ticks
             since the machine started) of one after the other. If the agent never returns, they say whether it lives.
         cpu_ms, memory_peak_bytes, processes_peak, oom_kills, oom_at_limit: Of an ended attempt that had a cgroup, what
@@ -217,6 +219,7 @@ class AttemptSeen:
     has_begun: bool = True
     started_ms_ago: int = NONE
     ended_ms_ago: int = NONE
+    told_ms: int = NONE
     processes: tuple[int, ...] = ()
     cpu_ms: int = NONE
     memory_peak_bytes: int = NONE

@@ -11,11 +11,14 @@ import logging
 import os
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from brim.agent.attempt_files import boot_time_ms
 from brim.agent.protocol import (
+    NONE,
     ORDERS,
     REPORTS,
     VERSION,
@@ -58,6 +61,7 @@ class AgentConnections:
     ) -> None:
         self._path, self._allowed, self._now_ms, self._engine = path, allowed, now_ms, engine
         self._devices = 0
+        self._reads_ms: deque[int] = deque(maxlen=2)
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         self.hellos: dict[int, AgentHello] = {}
@@ -159,11 +163,23 @@ class AgentConnections:
             del self.hellos[uid]
         self._engine.give((AgentLost(at_ms=self._now_ms(), uid=uid),))
 
+    def reads(self) -> None:
+        """Note that this process reads what agents say as it comes; to be called regularly."""
+        self._reads_ms.append(boot_time_ms())
+
+    def _unread_ms(self, told_ms: int) -> int:
+        """Time for which a message has lain unread: no longer, whatever its agent says, than this may not have read.
+
+        The last call but one of ``reads`` is meant: after a suspension it may be called before all is read.
+        """
+        now_ms = boot_time_ms()
+        return 0 if told_ms == NONE or not self._reads_ms else max(0, now_ms - max(told_ms, self._reads_ms[0]))
+
     def _input(self, uid: int, report: Report) -> Input:
         now_ms = self._now_ms()
         match report:
             case AttemptSeen():
-                return Saw(at_ms=now_ms, uid=uid, seen=report)
+                return Saw(at_ms=now_ms, uid=uid, seen=report, unread_ms=self._unread_ms(report.told_ms))
             case AttemptProgress():
                 return Progress(at_ms=now_ms, uid=uid, progress=report)
             case DeviceSeen():

@@ -472,14 +472,14 @@ class Controller:
         self._tell_analysis(seen)
         if seen.state == ENDED:
             outcome = seen.outcome if seen.outcome in OUTCOMES else LOST
-            attempt = replace(attempt, begin_ms=self._begin_ms(attempt, seen))
+            attempt = replace(attempt, begin_ms=self._begin_ms(attempt, given))
             self._attempt_ended(replace(
                 attempt, outcome=outcome, exit_code=exit_code(seen.exit_code), detail=text(seen.detail),
                 blame=seen.blame if seen.blame in BLAMES else "", gpu_energy_j=energy_j(seen.gpu_energy_j),
-                end_ms=self._end_ms(attempt, seen),
+                end_ms=self._end_ms(attempt, given),
             ))
         else:
-            self._attempt_seen(attempt, seen)
+            self._attempt_seen(attempt, given)
 
     def _tell_analysis(self, seen: AttemptSeen) -> None:
         """Tell the engine of step times that were measured before the attempt began, once."""
@@ -489,12 +489,13 @@ class Controller:
             report = Report(samples_done=self.jobs[seen.job].samples_done or 0.0, samples_per_s=0.0, seen=samples)
             self.books.tell(Kind.REPORTED, seen.job, report=report)
 
-    def _attempt_seen(self, attempt: AttemptRecord, seen: AttemptSeen) -> None:
+    def _attempt_seen(self, attempt: AttemptRecord, given: Saw) -> None:
         """A living attempt: note its state, the devices it has left, and whether it makes progress."""
+        seen = given.seen
         job, state, was = attempt.job, self.scheduler.state, attempt
         begins = seen.state in (RUNNING, STOPPING)
         attempt = replace(
-            attempt, begin_ms=self._begin_ms(attempt, seen) if begins else attempt.begin_ms,
+            attempt, begin_ms=self._begin_ms(attempt, given) if begins else attempt.begin_ms,
             state="stopping" if attempt.stop_reason else "running" if seen.state == RUNNING else attempt.state,
             processes=processes(seen.processes), detail=text(seen.detail),
         )
@@ -517,26 +518,28 @@ class Controller:
         if was.state == "starting" and was.detail != attempt.detail:  # why it does not start, or that it has
             self.books.put(job, reason="" if attempt.state == "running" else attempt.detail)
         if started and attempt.start_ms == NONE:
-            attempt = replace(attempt, start_ms=self.books.now_ms)
+            told_ms = self.books.now_ms - given.unread_ms
+            attempt = replace(attempt, start_ms=max(attempt.decided_ms, attempt.begin_ms, told_ms))
         self.books.put_attempt(attempt)
         if started:
             self.books.tell(Kind.STARTED, job)
         if attempt.begin_ms != NONE and state.phase(job) in (Phase.STARTING, Phase.RUNNING):
             self.books.limit_timer(self.jobs[job])
 
-    def _begin_ms(self, attempt: AttemptRecord, seen: AttemptSeen) -> int:
+    def _begin_ms(self, attempt: AttemptRecord, given: Saw) -> int:
         """When its processes began to exist; never before it was decided, whatever its agent says."""
+        seen, told_ms = given.seen, self.books.now_ms - given.unread_ms
         if attempt.begin_ms == NONE and seen.started_ms_ago != NONE:
-            return max(attempt.decided_ms, self.books.now_ms - max(seen.started_ms_ago, 0))
+            return max(attempt.decided_ms, told_ms - max(seen.started_ms_ago, 0))
         return self.books.now_ms if attempt.begin_ms == NONE and seen.state == RUNNING else attempt.begin_ms
 
-    def _end_ms(self, attempt: AttemptRecord, seen: AttemptSeen) -> int:
-        """When its processes were gone: now, or while its agent was away; never before what is known of it."""
+    def _end_ms(self, attempt: AttemptRecord, given: Saw) -> int:
+        """When its processes were gone: when that was told, or while its agent was away; never before what is known."""
+        seen, told_ms = given.seen, self.books.now_ms - given.unread_ms
+        earliest_ms = max(attempt.decided_ms, attempt.begin_ms, attempt.start_ms, attempt.stop_ms)
         if self.agents.is_synced(attempt.uid) or seen.ended_ms_ago == NONE:
-            return self.books.now_ms
-        known = (attempt.decided_ms, attempt.begin_ms, attempt.start_ms, attempt.stop_ms)
-        earliest_ms = max(*known, self.agents.lost_ms(attempt.uid))
-        return max(earliest_ms, self.books.now_ms - max(seen.ended_ms_ago, 0))
+            return max(earliest_ms, told_ms)
+        return max(earliest_ms, self.agents.lost_ms(attempt.uid), told_ms - max(seen.ended_ms_ago, 0))
 
     @_handle.register
     def _vacate(self, given: Vacated) -> None:

@@ -92,11 +92,12 @@ class AgentLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saw:
-    """The agent of a user told of an attempt."""
+    """The agent of a user told of an attempt; the controller's process was suspended for ``unread_ms`` since then."""
 
     at_ms: int
     uid: int
     seen: AttemptSeen
+    unread_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

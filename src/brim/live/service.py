@@ -129,6 +129,7 @@ class ClusterService:
     async def _look_for_vacancies(self) -> None:
         """Tell the controller of attempts of which nothing is left, and whose agents are away."""
         while True:
+            self._agents.reads()
             await asyncio.sleep(LOOK_S)
             orphans = orphans_of(self._attempts.values(), self._agents.hellos)
             self.engine.give(vacated(orphans, self._store.booted_ms, self._store.now_ms()))

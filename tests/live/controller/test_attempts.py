@@ -61,6 +61,18 @@ def test_an_agent_that_is_there_does_not_say_when_a_job_ended():
     assert desk.stored[1].ended_ms == desk.attempts[1, 1].end_ms == 1_000
 
 
+@pytest.mark.parametrize(("unread_ms", "ran_ms"), [(0, 60_000), (45_000, 15_000), (90_000, 0)])
+def test_what_was_told_to_a_suspended_controller_was_so_when_it_was_told(unread_ms, ran_ms):
+    desk = Desk()
+    desk.submit()
+    desk.saw(1, RUNNING, started_ms_ago=0)
+    began_ms = desk.attempts[1, 1].begin_ms
+    desk.now_ms = began_ms + 60_000
+    seen = AttemptSeen(job=1, attempt=1, sequence=99, state=ENDED, outcome="finished", exit_code=0, ended_ms_ago=900)
+    desk.give(Saw(at_ms=desk.now_ms, uid=1, seen=seen, unread_ms=unread_ms))
+    assert desk.stored[1].ended_ms == desk.attempts[1, 1].end_ms == began_ms + ran_ms
+
+
 def test_a_job_is_started_with_what_it_was_granted_and_ends_when_its_exit_code_is_seen():
     desk = Desk()
     [order] = desk.submit(gpus=2, grace_s=3.0)
