@@ -16,6 +16,8 @@ from brim.core.state import ClusterState
 from brim.core.trace import NONE, JobClass
 from brim.errors import ConfigError
 
+FIRST = np.zeros(1, dtype=np.int64)
+
 
 def joins(starts: tuple[int, ...] = (), cluster: tuple[int, ...] = (), growths: tuple[int, ...] = ()) -> JoinTimes:
     """One padding job with these changes, on a cluster with these starts and no other growths."""
@@ -26,22 +28,22 @@ def joins(starts: tuple[int, ...] = (), cluster: tuple[int, ...] = (), growths: 
 
 def test_one_slow_start_does_not_make_joining_dear():
     belief = PastJoins()
-    assert belief.start_ms(joins((9_400,), (300, 300, 9_400)), 0) == 300.0
-    assert belief.start_ms(joins((9_400, 1_200, 1_300), (300, 300, 9_400, 1_200, 1_300)), 0) == 1_300.0
+    assert belief.start_ms(joins((9_400,), (300, 300, 9_400)), FIRST) == 300.0
+    assert belief.start_ms(joins((9_400, 1_200, 1_300), (300, 300, 9_400, 1_200, 1_300)), FIRST) == 1_300.0
 
 
 def test_a_job_that_really_starts_slowly_is_believed_from_its_third_start():
-    assert PastJoins().start_ms(joins((9_400, 9_000, 9_200), (300,) * 13), 0) == 9_200.0
+    assert PastJoins().start_ms(joins((9_400, 9_000, 9_200), (300,) * 13), FIRST) == 9_200.0
 
 
 def test_a_growth_is_judged_by_growths_and_the_first_by_starts():
-    assert PastJoins().growth_ms(joins((1_200,), (1_200,)), 0) == 1_200.0
-    assert PastJoins().growth_ms(joins((1_200,), (1_200,), growths=(200,)), 0) == 200.0
+    assert PastJoins().growth_ms(joins((1_200,), (1_200,)), FIRST) == 1_200.0
+    assert PastJoins().growth_ms(joins((1_200,), (1_200,), growths=(200,)), FIRST) == 200.0
 
 
 def test_before_any_start_it_is_the_usual_restart_and_nobody_needs_to_keep_account():
-    assert PastJoins().start_ms(joins(), 0) == RESTART_MS
-    assert PastJoins().growth_ms(JoinTimes(), 0) == RESTART_MS
+    assert PastJoins().start_ms(joins(), FIRST) == RESTART_MS
+    assert PastJoins().growth_ms(JoinTimes(), FIRST) == RESTART_MS
     with pytest.raises(ConfigError, match="own_min is 0, expected at least 1"):
         PastJoins(0)
 

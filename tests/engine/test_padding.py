@@ -15,6 +15,7 @@ from brim.core.actions import Preempt, Resize, Start, setting_in
 from brim.core.arrays import frozen, replaced
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind
+from brim.core.joins import JoinTimes
 from brim.core.replay import Replay
 from brim.core.setting import Setting
 from brim.core.snapshot import Snapshot
@@ -101,6 +102,45 @@ def test_jobs_that_wait_are_offered_gpus_in_turn_and_not_all_of_them_at_every_st
     result = run_round(snapshot, Beliefs(), replace(find_policy("fifo+padding"), fill=Counting()))
     assert [action.job for action in result.plan if isinstance(action, Start)] == list(range(20))
     assert len(offered) <= 80
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> Snapshot:
+    """Few nodes, some of them asleep, padding jobs of a few kinds of which some run, and regular ones."""
+    cluster = draw(st.sampled_from(["2x3xT4", "1x4xT4:cpus=6,mem=8GiB+1x2xP100", "3x2xT4:cpus=8"]))
+    kinds = draw(st.lists(st.builds(
+        dict, gpus=st.integers(1, 3), gpus_max=st.integers(3, 6), cpu=st.sampled_from([0, 1000, 2000]),
+        mem=st.sampled_from([0, 2048]), job_class=st.just(PADDING), share=st.sampled_from([1000, 1000, 500]),
+        gpu_type=st.sampled_from([None, "T4"]),
+    ).map(lambda kind: kind | {"gpus_min": 1, "batch": 12}), min_size=1, max_size=3))
+    jobs = [job(at=float(at), **draw(st.sampled_from(kinds))) for at in range(draw(st.integers(1, 14)))]
+    jobs += [job(at=20.0, gpus=draw(st.integers(1, 3))) for _ in range(draw(st.integers(0, 2)))]
+    if draw(st.booleans()):
+        jobs[0] = job(at=0.0, on=[(0, 0)], revocable=True, **(kinds[0] | {"gpus": 1, "share": 1000}))
+    snapshot = snapshot_of(cluster, *jobs, now=60)
+    total = len(snapshot.jobs)
+    costs = draw(st.lists(st.sampled_from([-1, 200, 30_000, 90_000]), min_size=5 * total, max_size=5 * total))
+    starts = -np.sort(-np.array(costs, dtype=np.int64).reshape(total, 5), axis=1)
+    joins = JoinTimes(starts_ms=starts, growths_ms=starts // 2, cluster_starts_ms=np.array([1_000, 40_000]),
+                      cluster_growths_ms=np.array([500]))
+    return replaced(snapshot, joins=joins)
+
+
+@given(snapshot=queues(), data=st.data(), join_ratio=st.sampled_from([0.0, 1.0, 2.0]))
+def test_jobs_that_are_alike_get_what_they_would_if_each_was_asked(
+    snapshot: Snapshot, data: st.DataObject, join_ratio: float
+) -> None:
+    gpus = int(snapshot.nodes.gpus.sum())
+    rest_ms = np.array(data.draw(st.lists(st.sampled_from([1.0, 5e3, 5e4, 1e5, np.inf]), min_size=gpus, max_size=gpus)))
+    beliefs = replaced(Beliefs(), gaps=type("Drawn", (), {"rest_ms": lambda *_: rest_ms})())
+    policy = replace(find_policy("backfill"), fill=Padding(join_ratio))
+    together = run_round(snapshot, beliefs, policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("brim.policies.fill.padding._alike", lambda rows, *_: list(np.arange(len(rows))[:, None]))
+        alone = run_round(snapshot, beliefs, policy)
+    assert together.plan == alone.plan
+    for column in ("why", "blocker"):
+        np.testing.assert_array_equal(getattr(together, column), getattr(alone, column))
 
 
 def actions(result: RoundResult, regular: tuple[int, ...]) -> list[object]:

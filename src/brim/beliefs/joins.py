@@ -1,6 +1,6 @@
 """What it will cost a padding job to start, or to grow: the median of what these have cost lately.
 
-Shapes: J jobs; P changes that are kept of a job, Q of the cluster.
+Shapes: J jobs, R of them in some rows; P changes that are kept of a job, Q of the cluster.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from brim.beliefs.overheads import RESTART_MS
-from brim.core.arrays import IntArray
+from brim.core.arrays import FloatArray, IntArray
 from brim.core.joins import JoinTimes
 from brim.core.trace import NONE
 from brim.errors import ConfigError
@@ -35,16 +35,22 @@ class PastJoins:
         if self.own_min < 1:
             raise ConfigError(f"own_min is {self.own_min}, expected at least 1")
 
-    def start_ms(self, joins: JoinTimes, row: int) -> float:
-        """What the next start of the job in this row will cost."""
-        return self._median(joins.starts_ms, joins.cluster_starts_ms, row, float(RESTART_MS))
+    def start_ms(self, joins: JoinTimes, rows: IntArray) -> FloatArray:
+        """What the next start of each job in these rows will cost, in ms (R,)."""
+        return self._medians(joins.starts_ms, joins.cluster_starts_ms, rows, np.full(len(rows), float(RESTART_MS)))
 
-    def growth_ms(self, joins: JoinTimes, row: int) -> float:
-        """What its next growth will cost."""
-        return self._median(joins.growths_ms, joins.cluster_growths_ms, row, self.start_ms(joins, row))
+    def growth_ms(self, joins: JoinTimes, rows: IntArray) -> FloatArray:
+        """What the next growth of each will cost, in ms (R,)."""
+        return self._medians(joins.growths_ms, joins.cluster_growths_ms, rows, self.start_ms(joins, rows))
 
-    def _median(self, of_jobs: IntArray, of_cluster: IntArray, row: int, otherwise: float) -> float:
-        own = of_jobs[row] if len(of_jobs) else of_cluster[:0]
-        own = own[own != NONE]
-        known = own if len(own) >= self.own_min else of_cluster
-        return float(np.median(known)) if len(known) else otherwise
+    def _medians(
+        self, of_jobs: IntArray, of_cluster: IntArray, rows: IntArray, otherwise: FloatArray
+    ) -> FloatArray:
+        found = np.full(len(rows), np.median(of_cluster)) if len(of_cluster) else otherwise
+        if len(of_jobs):
+            own = np.sort(of_jobs[rows], axis=1)  # NONE, which is negative, comes first
+            count = (own != NONE).sum(axis=1)
+            enough = np.flatnonzero(count >= self.own_min)
+            last, half = own.shape[1] - 1, count[enough] // 2
+            found[enough] = (own[enough, last - half] + own[enough, last - (count[enough] - 1) // 2]) / 2
+        return found

@@ -144,6 +144,7 @@ class ClusterState:
         self._usage = UsageBook()
         self._ended = np.zeros(len(SERVICE_EDGES_GPU_MS), dtype=np.int64)
         self._has_elastic: bool | None = None  # None: jobs have come or gone
+        self._padding: tuple[int, int] | None = None  # None: jobs have come, gone or changed their phase
         self.num_waiting = 0
         for user in users:
             self.user_code(user)
@@ -181,23 +182,35 @@ class ClusterState:
         """Whether a job is a padding job; one that is not in the tables is none."""
         return job in self and self._block.item(_CLASS, self._slot_of.item(job)) == _PADDING
 
-    def num_padding(self, phase: Phase | None = None) -> int:
-        """Number of padding jobs, or of those in one phase."""
-        block = self._block[:, : self._used]
-        counts = block[_CLASS] == _PADDING
-        return int((counts & (block[_PHASE] != NONE if phase is None else block[_PHASE] == phase)).sum())
+    @property
+    def num_padding(self) -> int:
+        """Number of padding jobs."""
+        return self._padding_counts()[0]
+
+    @property
+    def num_padding_waiting(self) -> int:
+        """Number of padding jobs that wait."""
+        return self._padding_counts()[1]
+
+    def _padding_counts(self) -> tuple[int, int]:
+        """Padding jobs, and those of them that wait; read several times between two changes."""
+        if self._padding is None:
+            phase = self._block[_PHASE, : self._used][self._block[_CLASS, : self._used] == _PADDING]
+            self._padding = int((phase != NONE).sum()), int((phase == _PENDING).sum())
+        return self._padding
 
     @property
     def has_room_for_padding(self) -> bool:
         """Whether there is a GPU that no job holds, and a padding job that waits or could use more than it has."""
-        block = self._block[:, : self._used]
-        phase = block[_PHASE]
-        wants = (phase == _PENDING) | ((phase != NONE) & (block[_GPUS_NOW] < block[_GPUS_MAX]))
-        if not (wants & (block[_CLASS] == _PADDING)).any():
-            return False
         _, node, gpu = self._granted[:3, : self._num_granted]
         held = self.cluster.gpu_offset_N[node[gpu >= 0]] + gpu[gpu >= 0]
-        return len(held) < self.cluster.num_gpus or len(np.unique(held)) < self.cluster.num_gpus
+        if len(held) >= self.cluster.num_gpus and len(np.unique(held)) == self.cluster.num_gpus:
+            return False
+        if self.num_padding_waiting:
+            return True
+        block = self._block[:, : self._used]
+        grows = (block[_PHASE] != NONE) & (block[_GPUS_NOW] < block[_GPUS_MAX])
+        return bool((grows & (block[_CLASS] == _PADDING)).any())
 
     @property
     def last_id(self) -> int:
@@ -359,7 +372,7 @@ class ClusterState:
         self._slot_of[spec.id] = slot
         self._used += 1
         self._alive += 1
-        self._has_elastic = None
+        self._has_elastic = self._padding = None
         self.num_waiting += phase is _PENDING
 
     def _size_list(self, sizes: tuple[int, ...]) -> int:
@@ -389,6 +402,7 @@ class ClusterState:
         elif kind is _FINISHED and (self.gaps is None or block.item(_CLASS, slot) != _PADDING):
             self._learn(slot)
         self.num_waiting += (after is _PENDING) - (before is _PENDING)
+        self._padding = None
         if after is None:
             block[_PHASE, slot] = NONE
             self._over(job)
@@ -407,6 +421,7 @@ class ClusterState:
         if fault != FINE:
             raise InvariantError(self._fault_of(booked, at, fault))
         self.now_ms = now_ms
+        self._padding = None
         self.num_waiting -= int(np.count_nonzero(block[_PHASE, slots] == _PENDING))  # no action makes a job wait
         self._num_granted, left, service = book(
             block, self._floats, self._reported_ms, self._granted, self._num_granted, self._slot_of, booked, slots,

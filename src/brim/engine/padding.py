@@ -6,10 +6,9 @@ round, V those that are visible.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -176,19 +175,36 @@ def _marks(revocable: BoolArray) -> BoolArray:
     return frozen(revocable) if revocable.any() else NOBODY
 
 
-def as_held(view: Snapshot, reasons: Mapping[int, tuple[int, int]]) -> tuple[Sizes, Grants]:
+class Reasons(NamedTuple):
+    """Why the jobs of a round wait.
+
+    Attributes:
+        job: Ids of the jobs, increasing (J,).
+        why: ``Why`` code of each (J,).
+        blocker: Id of the job that blocks it, -1 for none (J,).
+    """
+
+    job: IntArray
+    why: IntArray
+    blocker: IntArray
+
+
+NO_REASONS: Final = Reasons(EMPTY, EMPTY, EMPTY)
+
+
+def as_held(view: Snapshot, before: Reasons) -> tuple[Sizes, Grants]:
     """Answers of Size and Place that change nothing: regular jobs keep what they have, and wait as before.
 
     Args:
         view: The snapshot without padding jobs.
-        reasons: Reason and id of the blocker of the jobs of the last round, by id.
+        before: Why the jobs of the last round waited.
     """
     jobs, held = view.jobs, view.grants
     why, blocker = np.zeros(len(jobs), dtype=np.int64), np.full(len(jobs), NONE)
-    rows = {job: row for row, job in enumerate(jobs.id.tolist())}
-    for row in np.flatnonzero(~jobs.holds).tolist():
-        said, by = reasons.get(int(jobs.id[row]), (int(Why.NOT_NOW), NONE))
-        why[row], blocker[row] = said or int(Why.NOT_NOW), rows.get(by, NONE)
+    at = _rows(before.job, jobs.id)
+    said = ~jobs.holds & (at != NONE)
+    why[said], blocker[said] = before.why[at[said]], _rows(jobs.id, before.blocker[at[said]])
+    why[~jobs.holds & (why == 0)] = int(Why.NOT_NOW)
     order = np.lexsort((held.gpu, held.node, held.job))
     placed = Grants(
         job=frozen(held.job[order]), **{name: frozen(getattr(held, name)[order]) for name in _OF_GRANTS},
@@ -196,3 +212,11 @@ def as_held(view: Snapshot, reasons: Mapping[int, tuple[int, int]]) -> tuple[Siz
         revocable=frozen(held.revocable[order]) if len(held.revocable) else NOBODY,
     )
     return Sizes(gpus=jobs.gpus_now), placed
+
+
+def _rows(ids: IntArray, wanted: IntArray) -> IntArray:
+    """Where these ids are among increasing ones, NONE for one that is not there."""
+    if not len(ids):
+        return np.full(len(wanted), NONE)
+    at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[at] == wanted, at, NONE)

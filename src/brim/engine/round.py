@@ -35,7 +35,7 @@ from brim.engine.answers import (
 )
 from brim.engine.difference import difference
 from brim.engine.gate import gated
-from brim.engine.padding import Hidden, as_held, hidden
+from brim.engine.padding import Hidden, Reasons, as_held, hidden
 from brim.engine.rows import reasons
 from brim.errors import PlanError
 from brim.policies.fill.victims import spared
@@ -81,14 +81,13 @@ class RoundResult:
         return self.snapshot.jobs.id
 
     @property
-    def reasons(self) -> dict[int, tuple[int, int]]:
-        """``why`` and ``blocker`` by job id."""
-        columns = (self.job.tolist(), self.why.tolist(), self.blocker.tolist())
-        return {job: (why, blocker) for job, why, blocker in zip(*columns, strict=True)}
+    def reasons(self) -> Reasons:
+        """``why`` and ``blocker`` with the ids of the jobs."""
+        return Reasons(self.job, self.why, self.blocker)
 
 
 def run_round(
-    snapshot: Snapshot, beliefs: Beliefs, policy: Policy, reasons_before: Mapping[int, tuple[int, int]] | None = None
+    snapshot: Snapshot, beliefs: Beliefs, policy: Policy, reasons_before: Reasons | None = None
 ) -> RoundResult:
     """Run the five decisions of a policy on a snapshot and return the checked plan with its reasons.
 
@@ -100,7 +99,7 @@ def run_round(
         beliefs: Predictions that parts may read.
         policy: The parts.
         reasons_before: To leave regular jobs as they are and only fill what they leave: why each job waited in the
-            last round, and the id of its blocker, by id. None to decide about all jobs.
+            last round. None to decide about all jobs.
 
     Raises:
         PlanError: the policy wants something impossible, or a part of it failed.

@@ -9,11 +9,11 @@ from typing import Any, Final
 from brim.beliefs.beliefs import Beliefs
 from brim.core.cluster import Cluster
 from brim.core.events import Event, Kind
-from brim.core.lifecycle import Phase
 from brim.core.saved import state_bytes, state_of
 from brim.core.state import ClusterState
 from brim.core.trace import JobClass
 from brim.engine.journal import Journal, RecordedDecision
+from brim.engine.padding import NO_REASONS, Reasons
 from brim.engine.round import RoundResult, run_round
 from brim.engine.trigger import DEFAULT_GAP_MS, Trigger
 from brim.errors import InvariantError
@@ -78,7 +78,7 @@ class Scheduler:
     @property
     def _waiting(self) -> int:
         """Jobs that wait, without padding jobs that the fill part takes."""
-        return self.state.num_waiting - (self.state.num_padding(Phase.PENDING) if self._fills else 0)
+        return self.state.num_waiting - (self.state.num_padding_waiting if self._fills else 0)
 
     @property
     def _idle(self) -> bool:
@@ -90,7 +90,7 @@ class Scheduler:
             return False
         if not self._acts_when_idle:
             return not (self._resizes and self.state.has_elastic)
-        return len(self.state) <= (self.state.num_padding() if self._fills else 0)
+        return len(self.state) <= (self.state.num_padding if self._fills else 0)
 
     def observe(self, event: Event) -> None:
         """Record one event and apply it to the state."""
@@ -100,7 +100,7 @@ class Scheduler:
         sizes = self.state.sizes_seen(event.job) if learns else 0
         padding = self._fills and self._is_of_padding(event)  # one that has started may grow
         self.state.apply(event)
-        if self._fills and self.state.num_padding():
+        if self._fills and self.state.num_padding:
             self._fill_trigger.note(event.kind, event.time_ms, learned=padding and event.kind is Kind.STARTED)
         if not padding and not self._idle:
             self._trigger.note(event.kind, event.time_ms, learned=learns and self.state.sizes_seen(event.job) > sizes)
@@ -117,7 +117,7 @@ class Scheduler:
         A round for padding jobs alone does not come just before one that fills as well.
         """
         regular_ms = self._regular_due_ms()
-        if not (self._fills and self.state.num_padding()):
+        if not (self._fills and self.state.num_padding):
             return regular_ms
         fill_ms = self._fill_trigger.due_ms(
             looks=self.state.has_room_for_padding or (self._acts_when_idle and self._fill_trigger.looks)
@@ -165,14 +165,14 @@ class Scheduler:
                 now_ms = max(now_ms, event.time_ms)
         raise InvariantError(f"{REFUSALS_MAX} plans were refused in turn, the last at {now_ms} ms")
 
-    def _reasons_before(self, now_ms: int) -> Mapping[int, tuple[int, int]] | None:
+    def _reasons_before(self, now_ms: int) -> Reasons | None:
         """Why regular jobs wait, if only padding jobs have a reason for a round now; None for a round about all."""
         if not self._fills:
             return None
         regular_ms = self._regular_due_ms()
         if regular_ms is not None and regular_ms <= now_ms:
             return None
-        return self.last_round.reasons if self.last_round else {}
+        return self.last_round.reasons if self.last_round else NO_REASONS
 
     def commit(self, result: RoundResult) -> None:
         """Record an accepted round and apply it."""

@@ -41,7 +41,7 @@ def show_reasons(result: RoundResult) -> str:
     """Describe why each job waits, and behind which job."""
     return ", ".join(
         f"job {job} {Why(why).name}" + (f" behind job {blocker}" if blocker != NONE else "")
-        for job, (why, blocker) in result.reasons.items()
+        for job, why, blocker in zip(*(column.tolist() for column in result.reasons), strict=True)
     )
 
 

@@ -7,14 +7,14 @@ jobs get; whatever of that a padding job holds, it loses in the same round.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
-from typing import ClassVar, Final
+from heapq import heappop, heappush
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
 from brim.beliefs.batching import Limits, fewest_nodes, fixed_batches
 from brim.beliefs.beliefs import Beliefs
-from brim.beliefs.joins import PastJoins
+from brim.beliefs.speeds import Speeds
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.checks import cores_milli
 from brim.core.lifecycle import Phase
@@ -72,55 +72,59 @@ class Padding:
         left = _Left.of(snapshot, beliefs, grants)
         if not self.wakes_nodes and snapshot.nodes.asleep.size:
             left.opened &= ~snapshot.nodes.asleep[left.node]
-        loss = losses(rows.tolist(), snapshot, beliefs.joins)
-        first = sorted(rows.tolist(), key=lambda row: (-loss[row].leaving_ms if row in loss else 0.0, row))
-        kept = {row: _kept(row, snapshot, left) for row in first}  # where cores are short, who loses most keeps its own
-        gangs = {row: kept[row] for row in rows.tolist()}
-        speeds = _speeds(rows, snapshot, beliefs, left)
-        too_short = self._grow(gangs, speeds, snapshot, beliefs.joins, left)
-        return _added(grants, gangs, snapshot, too_short)
+        holders = rows[jobs.phase[rows] != _PENDING].tolist()
+        loss = losses(holders, snapshot, beliefs.joins)
+        first = sorted(holders, key=lambda row: (-loss[row].leaving_ms if row in loss else 0.0, row))
+        gangs = {row: _kept(row, snapshot, left) for row in first}  # if cores are short, who loses most keeps its own
+        too_short = self._grow(gangs, rows, snapshot, beliefs, left)
+        return _added(grants, rows, gangs, snapshot, too_short)
 
     def _grow(
-        self, gangs: dict[int, list[int]], speeds: dict[int, FloatArray], snapshot: Snapshot, joins: PastJoins,
-        left: _Left,
+        self, gangs: dict[int, list[int]], rows: IntArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left,
     ) -> set[int]:
-        """Give out what is free, step by step; returns the jobs without GPUs for which only gaps were too short."""
-        phases, too_short = snapshot.jobs.phase, set[int]()
-        growing = {
-            row for row, gang in gangs.items()
-            if phases[row] == _PENDING or (phases[row] == _RUNNING and len(gang) == snapshot.jobs.gpus_now[row])
-        }
-        join_ms = {
-            row: (joins.growth_ms if gangs[row] else joins.start_ms)(snapshot.joins, row) for row in growing
-        }
-        heap = [(-_bound(row, len(gangs[row]), speeds[row], snapshot), row) for row in growing]
-        heapify(heap)
-        while True:  # what others take never raises a bound: who cannot gain most is offered nothing yet
+        """Give out what is free, step by step; returns the jobs without GPUs for which only gaps were too short.
+
+        Jobs that wait and are alike would be given the same offer, so that only the first of them is made one.
+        """
+        too_short = set[int]()
+        heap: list[_Entry] = []
+        for ask in _asks(gangs, rows, snapshot, beliefs, left) if left.any else ():
+            _push(heap, -ask.bound(len(gangs.get(int(ask.rows[0]), ()))), ask, ask.rows)
+        while left.any:  # what others take never raises a bound: who cannot gain most is offered nothing yet
             best: tuple[float, int, tuple[int, ...]] | None = None
-            offered = []
-            while heap and (best is None or heap[0] < best[:2]):
-                bound, row = heappop(heap)
-                offer = self._offer(row, gangs[row], speeds[row], join_ms[row], left)
+            taking, refused = [], []
+            while heap and (best is None or heap[0][:2] < best[:2]):
+                bound, row, ask = heappop(heap)
+                offer = self._offer(row, gangs.get(row, []), ask, left)
                 if offer.takes:
-                    offered.append((bound, row))
+                    taking.append((bound, row, ask))
                     best = min(best or (np.inf, row, ()), (-offer.gain, row, offer.takes))
-                elif offer.too_short and not gangs[row]:
-                    too_short.add(row)
+                else:
+                    refused.append((bound, row, ask, offer.too_short))
+            for bound, row, ask, short in refused:  # so are those like it whose turn is before that of the winner
+                count = len(ask.rows)
+                if best is not None and bound == best[0]:
+                    count = int(np.searchsorted(ask.rows, best[1]))
+                if short and not gangs.get(row):
+                    too_short.update(ask.rows[:count].tolist())
+                _push(heap, bound, ask, ask.rows[count:])
             if best is None:
-                return too_short
+                break
             _, winner, taken = best
             left.take(winner, taken)
-            gangs[winner] = sorted([*gangs[winner], *taken])
-            for bound, row in offered:
-                again = -_bound(row, len(gangs[row]), speeds[row], snapshot) if row == winner else bound
-                heappush(heap, (again, row))
+            gangs[winner] = sorted([*gangs.get(winner, []), *taken])
+            for bound, row, ask in taking:
+                if row == winner:
+                    _push(heap, -ask.bound(len(gangs[row])), ask, ask.rows[:1])
+                    _push(heap, bound, ask, ask.rows[1:])
+                else:
+                    heappush(heap, (bound, row, ask))
+        return too_short
 
-    def _offer(
-        self, row: int, gang: list[int], speed: FloatArray, join_ms: float, left: _Left
-    ) -> _Offer:
+    def _offer(self, row: int, gang: list[int], ask: _Ask, left: _Left) -> _Offer:
         """The next size of a job that pays: the GPUs it would take, and what each of them gains."""
-        size, too_short = len(gang), False
-        for larger in left.snapshot.jobs.sizes_of(row):
+        size, speed, too_short = len(gang), ask.speed, False
+        for larger in ask.sizes:
             if larger <= size or larger >= len(speed):
                 continue
             found = left.best(row, gang, larger - size)
@@ -131,18 +135,44 @@ class Padding:
             if gained <= 0:
                 continue
             ratio = gained / present if present else np.inf
-            if left.rest_ms[found].min() < self.join_ratio * join_ms * (1.0 + 1.0 / ratio):
+            if left.rest_ms[found].min() < self.join_ratio * ask.join_ms * (1.0 + 1.0 / ratio):
                 too_short = True
                 continue
             return _Offer(takes=tuple(found), gain=gained / (larger - size))
         return _Offer(too_short=too_short)
 
 
-def _bound(row: int, size: int, speed: FloatArray, snapshot: Snapshot) -> float:
-    """The most that a job of this size may gain by each GPU of a larger one, whichever GPUs are left."""
-    present = float(speed[size]) if size else 0.0
-    larger = [other for other in snapshot.jobs.sizes_of(row) if size < other < len(speed)]
-    return max(((float(speed[other]) - present) / (other - size) for other in larger), default=-np.inf)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ask:
+    """What a job that runs asks for, or jobs that wait and are alike: an offer suits each of them or none.
+
+    Attributes:
+        rows: Rows of the jobs, in order (R,).
+        sizes: Numbers of GPUs that each can run on, in increasing order.
+        speed: Its speed on 0 to all GPUs, relative to that on the fewest.
+        join_ms: What joining costs it.
+    """
+
+    rows: IntArray
+    sizes: tuple[int, ...]
+    speed: FloatArray
+    join_ms: float
+
+    def bound(self, size: int) -> float:
+        """The most that a job of this size may gain by each GPU of a larger one, whichever GPUs are left."""
+        present = float(self.speed[size]) if size else 0.0
+        larger = [other for other in self.sizes if size < other < len(self.speed)]
+        return max(((float(self.speed[other]) - present) / (other - size) for other in larger), default=-np.inf)
+
+
+_Entry: TypeAlias = tuple[float, int, _Ask]
+"""The negative bound of an ask, and the row of the first of its jobs, which no other entry has."""
+
+
+def _push(heap: list[_Entry], bound: float, ask: _Ask, rows: IntArray) -> None:
+    """Let these of the jobs of an ask, if any, have their turn."""
+    if len(rows):
+        heappush(heap, (bound, int(rows[0]), replace(ask, rows=rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +244,11 @@ class _Left:
             mem_mib=nodes.mem_mib - mem,
         )
 
+    @property
+    def any(self) -> bool:
+        """Whether there is a GPU that a job could take."""
+        return bool((self.free & self.opened).any())
+
     def index(self, node: IntArray, gpu: IntArray) -> IntArray:
         """The GPUs at these places."""
         index: IntArray = self._first[node] + gpu
@@ -283,12 +318,47 @@ def _kept(row: int, snapshot: Snapshot, left: _Left) -> list[int]:
     return kept
 
 
-def _speeds(rows: IntArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left) -> dict[int, FloatArray]:
-    """Speed of each job on 0 to all GPUs, relative to its fewest, at the batch that it has."""
-    jobs, nodes = snapshot.jobs, snapshot.nodes
+def _asks(
+    gangs: dict[int, list[int]], rows: IntArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left
+) -> list[_Ask]:
+    """What those ask for that run on all that they had, and those that wait."""
+    jobs, joins = snapshot.jobs, beliefs.joins
+    full = [jobs.phase[row] == _RUNNING and len(gang) == jobs.gpus_now[row] for row, gang in gangs.items()]
+    growing, waiting = np.array(list(gangs), dtype=np.int64)[full], rows[jobs.phase[rows] == _PENDING]
+    growth_ms = joins.growth_ms(snapshot.joins, growing)
+    join_ms = np.where(jobs.gpus_now[growing] > 0, growth_ms, joins.start_ms(snapshot.joins, growing))
+    start_ms = joins.start_ms(snapshot.joins, waiting)
+    known = beliefs.speeds.of_jobs(snapshot)
+    kinds = _alike(waiting, start_ms, snapshot, known)
+    tried = np.array([*growing, *(waiting[kind[0]] for kind in kinds)], dtype=np.int64)
     most = min(int(jobs.gpus_max[rows].max()), len(left.node))
-    found = {row: np.arange(most + 1, dtype=np.float64) ** _UNTRIED for row in rows.tolist()}
-    speeds = beliefs.speeds.of_jobs(snapshot)
+    return [
+        _Ask(rows=alike, sizes=jobs.sizes_of(row), speed=speed, join_ms=float(cost_ms))
+        for alike, row, speed, cost_ms in zip(
+            [*growing[:, None], *(waiting[kind] for kind in kinds)], tried.tolist(),
+            _speeds(tried, most, snapshot, known), [*join_ms, *(start_ms[kind[0]] for kind in kinds)], strict=True,
+        )
+    ]
+
+
+def _alike(rows: IntArray, join_ms: FloatArray, snapshot: Snapshot, speeds: Speeds) -> list[IntArray]:
+    """Indices of the rows of jobs that wait and are alike, each kind in order."""
+    jobs, known = snapshot.jobs, speeds.known[rows]
+    asks = np.stack((
+        jobs.gpus[rows], jobs.gpus_min[rows], jobs.gpus_max[rows], jobs.size_list[rows], jobs.gpu_type[rows],
+        jobs.cpu_milli[rows], jobs.mem_mib[rows], join_ms.view(np.int64),
+        *(np.where(known, column[rows], NONE) for column in (jobs.batch, jobs.batch_now, jobs.local_batch_max)),
+        *(np.where(known, column, 0.0).view(np.int64) for column in speeds.parameters[rows].T),
+    ))
+    by_kind = np.lexsort(asks)  # stable
+    differs = (np.diff(asks[:, by_kind], axis=1) != 0).any(axis=0)
+    return np.split(by_kind, np.flatnonzero(differs) + 1) if len(rows) else []
+
+
+def _speeds(rows: IntArray, most: int, snapshot: Snapshot, speeds: Speeds) -> list[FloatArray]:
+    """Speed of each job on 0 to ``most`` GPUs, relative to its fewest, at the batch that it has."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    found = dict.fromkeys(rows.tolist(), np.arange(most + 1, dtype=np.float64) ** _UNTRIED)
     batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
     known = rows[speeds.known[rows] & (batch[rows] > 0) & (jobs.local_batch_max[rows] > 0)]
     if len(known):
@@ -299,20 +369,23 @@ def _speeds(rows: IntArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left) -
         nodes_G = fewest_nodes(most, int(nodes.gpus.max()))
         rates, _ = fixed_batches(speeds.parameters[known], nodes_G, batch[known], limits)
         found |= dict(zip(known.tolist(), np.where(np.isfinite(rates), rates, 0.0), strict=True))
-    return {row: speed / max(speed[jobs.sizes_of(row)[0]] if jobs.sizes_of(row)[0] <= most else 1.0, 1e-9)
-            for row, speed in found.items()}
+    fewest = [jobs.sizes_of(row)[0] for row in found]
+    return [speed / max(speed[least] if least <= most else 1.0, 1e-9)
+            for least, speed in zip(fewest, found.values(), strict=True)]
 
 
-def _added(grants: Grants, gangs: dict[int, list[int]], snapshot: Snapshot, too_short: set[int]) -> Grants:
+def _added(
+    grants: Grants, rows: IntArray, gangs: dict[int, list[int]], snapshot: Snapshot, too_short: set[int]
+) -> Grants:
     """The grants with those of padding jobs, which are revocable, and why the others of these jobs wait."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     first = np.concatenate(([0], np.cumsum(nodes.gpus)))
-    job = np.array([row for row, gang in gangs.items() for _ in gang], dtype=np.int64)
-    place = np.array([gpu for gang in gangs.values() for gpu in gang], dtype=np.int64)
+    holders = sorted(row for row, gang in gangs.items() if gang)
+    job = np.array([row for row in holders for _ in gangs[row]], dtype=np.int64)
+    place = np.array([gpu for row in holders for gpu in gangs[row]], dtype=np.int64)
     node = np.searchsorted(first, place, side="right") - 1
     why = grants.why.copy()
-    for row, gang in gangs.items():
-        why[row] = int(Why.RUNS if gang else Why.SHORT_GAPS if row in too_short else Why.TOO_FEW_FREE)
+    why[rows], why[list(too_short)], why[holders] = int(Why.TOO_FEW_FREE), int(Why.SHORT_GAPS), int(Why.RUNS)
     before = grants.revocable if len(grants.revocable) else np.zeros(len(grants), dtype=np.bool_)
     return replace(
         grants, job=np.append(grants.job, job), node=np.append(grants.node, node),

@@ -51,16 +51,15 @@ class Loss:
 def losses(rows: Iterable[int], snapshot: Snapshot, joins: PastJoins) -> dict[int, Loss]:
     """What each of these jobs that hold GPUs loses by giving some back."""
     jobs, found = snapshot.jobs, dict[int, Loss]()
-    for row in rows:
-        if not jobs.gpus_now[row]:
-            continue
+    holders = np.array([row for row in rows if jobs.gpus_now[row]], dtype=np.int64)
+    start_ms, growth_ms = joins.start_ms(snapshot.joins, holders), joins.growth_ms(snapshot.joins, holders)
+    for row, start, growth in zip(holders.tolist(), start_ms.tolist(), growth_ms.tolist(), strict=True):
         since_ms = jobs.running_since_ms if jobs.phase[row] == Phase.RUNNING else jobs.since_ms
         saves = jobs.phase[row] == Phase.RUNNING and jobs.samples_done[row] > 0
         unsaved_ms = 0 if saves else snapshot.now_ms - int(since_ms[row])
         found[row] = Loss(
             gpus=int(jobs.gpus_now[row]), sizes=tuple(jobs.sizes_of(row)),
-            growth_ms=joins.growth_ms(snapshot.joins, row),
-            leaving_ms=joins.start_ms(snapshot.joins, row) + unsaved_ms,
+            growth_ms=growth, leaving_ms=start + unsaved_ms,
         )
     return found
 
