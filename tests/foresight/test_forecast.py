@@ -10,6 +10,7 @@ import pytest
 from brim.agent.protocol import ENDED, QUARANTINED, RUNNING, DeviceSeen
 from brim.core.events import Event, Kind, Report, Sample
 from brim.foresight.answers import Forecast
+from brim.foresight.blockers import ongoing
 from brim.foresight.calibration import SPAN_MS, SPANS_ELSEWHERE
 from brim.foresight.forecast import forecasts
 from brim.live.inputs import Cancel, Device, Hold, Requeue
@@ -293,6 +294,10 @@ def test_the_limit_of_a_job_that_runs_is_that_of_its_present_attempt(requeued, l
         desk.give(later_ms=60_000)
         desk.saw(1, RUNNING, attempt=2)
     [one] = ahead(desk, [], 1)
+    assert one.basis == "its time limit of 60 s alone"
+    left_s = 60 if requeued else 20
+    assert ongoing(situation_of(desk.controller, desk.now_ms), desk.controller.ledger.of(1)).endswith(
+        f", at most {left_s:.1f} s more")
     ran_s = desk.controller.scheduler.state.run_ms(1, desk.now_ms) // 1_000
     assert limit_s - ran_s - 10 < one.end_s[1] <= limit_s - ran_s + 3
 

@@ -32,7 +32,7 @@ def test_the_jobs_that_have_most_in_common_speak_if_enough_of_them_have_ended():
         known += more
         assert RunTimesByKind(known, 0).believed(kind, 0, NONE).words == words
     assert RunTimesByKind(known[: STRANGERS_MIN - 1], 0).believed(kind, 0, NONE).words == "", "too few strangers"
-    assert RunTimesByKind([], 0).believed(kind, 0, MIN).words == "its time limit of 60 s alone"
+    assert RunTimesByKind([], 0).believed(kind, 0, MIN).words == "its time limit alone"
 
 
 def test_what_people_ran_before_the_last_runs_does_not_count():

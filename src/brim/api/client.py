@@ -211,11 +211,12 @@ class Client:
     ) -> Any:
         """Return the answer to a request, which is made again while the controller is absent or busy.
 
-        It is not made again because the answer took too long: the controller hangs, or ``simulates`` the queue.
+        A question is not asked again because the answer took too long: the controller hangs, or ``simulates`` the
+        queue. What changes something is, since it may have been lost.
         """
         self.may_have_arrived = False
         timeout_s = SIMULATED_S if simulates else TIMEOUT_S
-        lasting = (FileNotFoundError, PermissionError, TimeoutError)
+        lasting = (FileNotFoundError, PermissionError, *([TimeoutError] if simulates or method == "GET" else []))
         for pause_s in (*PAUSES_S, None):
             try:
                 return self._once(method, target, body, headers or {}, timeout_s)

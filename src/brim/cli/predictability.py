@@ -130,10 +130,10 @@ def runs_of(history: Path) -> list[TrainingRun]:
     planned = found.get("planned", np.full(len(rows), np.nan))
     if (wrong := planned <= 0).any():
         raise table.unusable(wrong, "planned", "more than 0 samples")
-    _say_resets(table, samples)
     _check_same(table, "family", table.text("family"))
     _check_same(table, "planned", pl.Series(planned, nan_to_null=True))
     _count(table, ~(samples > 0), "without samples above 0")
+    _say_resets(table, samples)
     huge = np.isfinite(loss) & (np.abs(loss) > LOSS_MAX)
     _count(table, huge, f"with a loss beyond {LOSS_MAX:g}")
     loss = np.where(np.abs(loss) <= LOSS_MAX, loss, np.nan)  # as a controller does: squares of others overflow
@@ -150,11 +150,12 @@ def _say_resets(table: Table, samples: FloatArray) -> None:
     """Say how many rows go back in samples: what a job had reported beyond is taken as undone by a restart."""
     import polars as pl
 
-    rows = pl.DataFrame({"job": table.frame["job"], "samples": samples})
-    back = rows.select(pl.col("samples") < pl.col("samples").shift().over("job")).to_series().fill_null(value=False)
-    if back.any():
-        first = table.line(int(back.arg_max() or 0))
-        print(f"brim: {table.file}: {counted(int(back.sum()), 'row')} with fewer samples than the row before of the "
+    rows = pl.DataFrame({"job": table.frame["job"], "samples": samples}).with_row_index("at")
+    rows = rows.filter(pl.col("samples") > 0, ~pl.col("samples").is_nan())  # the others are left out
+    back = rows.filter(pl.col("samples") < pl.col("samples").shift().over("job"))["at"]
+    if len(back):
+        first = table.line(back[0])
+        print(f"brim: {table.file}: {counted(len(back), 'row')} with fewer samples than the row before of the "
               f"same job: rows before with as many or more are taken as undone by a restart; the first is row {first}",
               file=sys.stderr)
 

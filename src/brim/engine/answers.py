@@ -250,13 +250,16 @@ def check_grants(grants: Grants, snapshot: Snapshot) -> None:
 def check_shares(placed: Grants, jobs: JobTable) -> None:
     """Check that each job has the share of its GPUs that it asks for, of a part that does not let jobs share GPUs.
 
-    A smaller one would count as GPU time saved, and free room for others, without any process noticing.
+    A smaller one would count as GPU time saved, and free room for others, without any process noticing. A job that has
+    another share keeps it: the policy before may have let jobs share GPUs.
     """
-    wrong = np.flatnonzero((placed.gpu >= 0) & (placed.share_milli != jobs.share_milli[placed.job]))
+    share, job = placed.share_milli, placed.job
+    kept = jobs.holds[job] & (share == jobs.share_now[job])
+    wrong = np.flatnonzero((placed.gpu >= 0) & (share != jobs.share_milli[job]) & ~kept)
     if len(wrong):
-        row, share = placed.job[wrong[0]], placed.share_milli[wrong[0]]
+        row, granted = job[wrong[0]], share[wrong[0]] / 10
         raise PlanError(
-            f"job {jobs.id[row]} is granted {share / 10:g} % of a GPU, it asks for {jobs.share_milli[row] / 10:g} %: a "
+            f"job {jobs.id[row]} is granted {granted:g} % of a GPU, it asks for {jobs.share_milli[row] / 10:g} %: a "
             "part that lets jobs share GPUs has shares_gpus = True"
         )
 

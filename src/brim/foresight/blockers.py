@@ -198,5 +198,6 @@ def ongoing(situation: Situation, attempt: AttemptRecord) -> str:
     job, state = situation.jobs[attempt.job], situation.scheduler.state
     ran_s = state.run_ms(job.id, situation.now_ms) / MS_PER_S
     limit_s = job.request.time_limit_s
-    most = f", at most {show_duration(max(limit_s - ran_s, 0.0))} more" if limit_s else ", without a time limit"
+    left_s = max(attempt.limit_left_ms(limit_s, situation.now_ms), 0) / MS_PER_S
+    most = f", at most {show_duration(left_s)} more" if limit_s else ", without a time limit"
     return f"which has run for {show_duration(ran_s)}{most}"

@@ -36,7 +36,7 @@ from brim.live.situation import Situation
 from brim.policies.size.candidates import candidates
 from brim.sim.continuation import Limit, Outset
 from brim.sim.overheads import Overheads
-from brim.units import MS_PER_S, counted
+from brim.units import MS_PER_S, counted, show_duration
 
 QUEUE_MAX: Final = 500
 """Jobs that are replayed, running ones first, then in order of submission; ours: so many take 4 s of CPU time under
@@ -141,11 +141,13 @@ def _believed(
     situation: Situation, job: JobRecord, run_times: RunTimesByKind, told: tuple[float, float] | None
 ) -> Believed:
     ran_ms = situation.scheduler.state.run_ms(job.id, situation.now_ms)
-    attempt, limit_ms = situation.attempts.get(job.id), NONE
-    if job.request.time_limit_s:  # of each attempt: what earlier ones have run does not count
-        present_ms = 0 if attempt is None or attempt.start_ms == NONE else situation.now_ms - attempt.start_ms
-        limit_ms = max(ran_ms - present_ms, 0) + job.request.time_limit_s * MS_PER_S
+    attempt, limit_s, limit_ms = situation.attempts.get(job.id), job.request.time_limit_s, NONE
+    if limit_s:  # of each attempt: what earlier ones have run does not count
+        left_ms = limit_s * MS_PER_S if attempt is None else attempt.limit_left_ms(limit_s, situation.now_ms)
+        limit_ms = ran_ms + max(left_ms, 1)
     believed = run_times.believed(_kind(job), ran_ms, limit_ms)
+    if believed.lifetimes is None and limit_s:
+        believed = replace(believed, words=f"its time limit of {show_duration(limit_s)} alone")
     if told is None:
         return believed
     return replace(believed, words="its losses, which tell where it ends", left_ms=told[0], spread=told[1])

@@ -19,7 +19,7 @@ from brim.beliefs.kinds import JobKind
 from brim.beliefs.lifetimes import Lifetimes, lifetimes
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.trace import NONE
-from brim.units import CENTURY_MS, MS_PER_S, counted, show_duration
+from brim.units import CENTURY_MS, counted
 
 RUNS_MIN: Final = 3
 """Fewest runs of its name or its user from which a run time is drawn; ours."""
@@ -99,8 +99,7 @@ class RunTimesByKind:
                 found = self._lifetimes(key)
                 return Believed(found, ran_ms, limit_ms, f"{counted(found.jobs, 'run')} of {words}")
         if limit_ms != NONE:
-            words = f"its time limit of {show_duration(limit_ms / MS_PER_S)} alone"
-            return Believed(None, ran_ms, max(limit_ms, ran_ms + 1), words)
+            return Believed(None, ran_ms, max(limit_ms, ran_ms + 1), "its time limit alone")
         return Believed(None, ran_ms, NONE, "")
 
     def _lifetimes(self, key: tuple[object, ...]) -> Lifetimes:

@@ -278,6 +278,5 @@ class Books:
 
         Earlier attempts do not count: one that was stopped may have to do all its work again.
         """
-        attempt = self.ledger.of(job.id)
-        begun = attempt is not None and attempt.begin_ms != NONE
-        return job.request.time_limit_s * MS_PER_S - (self.now_ms - attempt.begin_ms if attempt and begun else 0)
+        attempt, limit_s = self.ledger.of(job.id), job.request.time_limit_s
+        return limit_s * MS_PER_S if attempt is None else attempt.limit_left_ms(limit_s, self.now_ms)

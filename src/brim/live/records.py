@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from brim.live.requests import NONE, ON_CPU, JobRequest
-from brim.units import WHOLE_GPU
+from brim.units import MS_PER_S, WHOLE_GPU
 
 JobStatus: TypeAlias = Literal[
     "held", "pending", "starting", "running", "stopping", "finished", "failed", "cancelled", "timeout", "lost"
@@ -164,6 +164,10 @@ class AttemptRecord:
     def own_devices(self) -> frozenset[int]:
         """Devices that it holds while it may have processes there; ranks on CPU hold none."""
         return frozenset(self.devices) - {ON_CPU} if self.state in HOLDS_DEVICES else frozenset()
+
+    def limit_left_ms(self, limit_s: int, now_ms: int) -> int:
+        """Time until a time limit of the attempt, which counts from its first process on."""
+        return limit_s * MS_PER_S - (0 if self.begin_ms == NONE else now_ms - self.begin_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

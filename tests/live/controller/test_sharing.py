@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 
-from brim.agent.protocol import ENDED, RUNNING, STOPPING, ForgetAttempt, StartAttempt, StopAttempt, TuneAttempt
+from brim.agent.protocol import (
+    ENDED,
+    RUNNING,
+    STOPPING,
+    AttemptSeen,
+    ForgetAttempt,
+    StartAttempt,
+    StopAttempt,
+    TuneAttempt,
+)
 from brim.core.cluster import parse_cluster
 from brim.live.controller import Controller
 from brim.live.inputs import Cancel
@@ -42,6 +52,24 @@ def test_jobs_that_share_a_device_start_beside_each_other_and_no_process_leaves_
     again.recover(None, desk.lines, desk.stored.values(), living, desk.now_ms)
     check_controller(again)
     assert {one.job: one.share_milli for one in again.ledger} == {1: 500, 2: 500}
+
+
+@pytest.mark.parametrize("policy", ["fifo", "backfill", "srtf", "elastic", "brim", "fifo+padding", "aiturbo", "fair"])
+def test_another_policy_goes_on_with_jobs_that_share_a_device(policy):
+    """It lets no jobs share GPUs, and takes none of theirs from them."""
+    desk = Desk(replace(FIFO, place=Together()), cores=8, users=(1, 2))
+    for job in (1, 2):
+        desk.submit(uid=job)
+        desk.saw(job, RUNNING, uid=job, devices=(0,))
+    living = [one for one in desk.attempts.values() if one.state != "ended"]
+    desk.controller = Controller(parse_cluster("1x2xT4:cpus=8"), find_policy(policy), gap_ms=0)
+    desk.controller.recover(None, desk.lines, desk.stored.values(), living, desk.now_ms)
+    for job in (1, 2):
+        seen = AttemptSeen(job=job, attempt=1, sequence=99, state=RUNNING, devices=(0,))
+        desk.join(job, seen=seen)
+    desk.submit()
+    desk.give(later_ms=60_000)
+    assert {1, 2} <= holders(desk).keys()
 
 
 def test_the_slowdown_of_a_job_is_its_step_time_beside_another_relative_to_that_alone():
