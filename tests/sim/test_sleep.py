@@ -13,7 +13,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, Kind
 from brim.core.saved import state_bytes, state_of
-from brim.core.trace import NONE
+from brim.core.trace import NONE, JobClass
 from brim.engine.journal import Journal, recover
 from brim.engine.scheduler import Scheduler
 from brim.errors import ConfigError, InvariantError
@@ -51,6 +51,21 @@ def test_a_node_falls_asleep_again_and_no_node_sleeps_without_the_option():
     assert outcome.finish_ms.tolist() == [10_000, 1_070_000]
     awake = replay(trace, parse_cluster("1x1xT4"), SKIP, replace(FREE, sleep=None))
     assert (sleeps_s(awake), awake.finish_ms.tolist()) == ([], [10_000, 1_010_000])
+
+
+def test_under_an_objective_of_energy_a_padding_job_wakes_a_node_when_it_has_waited_for_a_day():
+    day_s = 86_400
+    trace = small_trace(job(run=10), *(job(at=1000, run=60, job_class=JobClass.PADDING) for _ in range(2)),
+                        job(at=1000 + day_s // 2, run=60, job_class=JobClass.PADDING))
+    waited_s = {}
+    for name in ("brim-energy", "brim-balanced"):
+        outcome = replay(trace, parse_cluster("2x2xT4"), PRESETS[name], FREE)
+        waited_s[name] = (outcome.first_start_ms[1:] // 1000 - trace.submit_ms[1:] // 1000).tolist()
+    first, second, later = waited_s["brim-energy"]
+    assert first == second
+    assert day_s <= first <= day_s + 120
+    assert later < day_s, "what others woke is filled"
+    assert max(waited_s["brim-balanced"]) <= 120
 
 
 def test_a_lost_node_is_awake_when_it_is_back():

@@ -33,7 +33,7 @@ from brim.policies.size.goodput import Goodput, PolluxFitness
 from brim.policies.size.marginal import MarginalGain
 from brim.policies.size.servers import MarginalServers, ServersAsAsked
 from brim.policies.sockets import Order, Place, Policy, Size
-from brim.units import MS_PER_MIN, MS_PER_S
+from brim.units import MS_PER_DAY, MS_PER_MIN, MS_PER_S
 
 
 def _rigid(
@@ -81,6 +81,7 @@ def _brim(objective: str) -> Policy:
     Completion times: elastic sizes, no sharing, because a shared step is never shorter. The others: sharing where
     energy and time of a step together (alpha 0.5, as in EaCO) fall most, or GPU time does, which costs the same however
     busy the GPU is (alpha 1, idle_fraction 1). For energy and cost, on the fewest GPUs; else on as many as asked for.
+    For energy, a node that sleeps is woken for a padding job that has waited for a day, not for another one.
     """
     parts: dict[str, tuple[Size, Place]] = {
         "jct": (CompletionTime(), Repack()),
@@ -91,7 +92,8 @@ def _brim(objective: str) -> Policy:
     size, place = parts[objective]
     return Policy(
         name=BRIM if objective == OBJECTIVES[0] else f"{BRIM}-{objective}", order=Arrival(), size=size, place=place,
-        feed=Throughput(), fill=Padding(wakes_nodes=objective != "energy"), period_ms=MS_PER_MIN, gap_ms=30 * MS_PER_S,
+        feed=Throughput(), fill=Padding(wakes_after_ms=MS_PER_DAY if objective == "energy" else 0),
+        period_ms=MS_PER_MIN, gap_ms=30 * MS_PER_S,
         source=f"ours: {_AIMS[objective]}, loader cores, padding",
     )
 

@@ -45,7 +45,7 @@ class Padding:
 
     Attributes:
         join_ratio: How much longer than that a gap has to be. 1: as soon as it pays on the median gap. Ours.
-        wakes_nodes: Whether nodes that sleep are filled, too.
+        wakes_after_ms: How long a job has waited before a node that sleeps is woken for it.
 
     Source:
         PaddingTorch, Computer Science 51(9), 2024 (the idea of padding load). Order, throttle and victims are ours.
@@ -56,11 +56,13 @@ class Padding:
     """A gap that was too short to join may turn out to be a long one, which its age tells: the time between two looks
     doubles up to this. Ours."""
     join_ratio: float = 1.0
-    wakes_nodes: bool = True
+    wakes_after_ms: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.join_ratio < float("inf"):
             raise ConfigError(f"join_ratio is {self.join_ratio!r}, expected a number from 0 up")
+        if self.wakes_after_ms < 0:
+            raise ConfigError(f"wakes_after_ms is {self.wakes_after_ms!r}, expected a time from 0 ms up")
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> Grants:
         """See ``Fill``."""
@@ -70,13 +72,22 @@ class Padding:
         if not len(rows):
             return grants
         left = _Left.of(snapshot, beliefs, grants)
-        if not self.wakes_nodes and snapshot.nodes.asleep.size:
-            left.opened &= ~snapshot.nodes.asleep[left.node]
+        opened, sleeps = left.opened, bool(self.wakes_after_ms and snapshot.nodes.asleep.any())
+        if sleeps:
+            left.opened = opened & ~snapshot.nodes.asleep[left.node]
         holders = rows[jobs.phase[rows] != _PENDING].tolist()
         loss = losses(holders, snapshot, beliefs.joins)
         first = sorted(holders, key=lambda row: (-loss[row].leaving_ms if row in loss else 0.0, row))
         gangs = {row: _kept(row, snapshot, left) for row in first}  # if cores are short, who loses most keeps its own
         too_short = self._grow(gangs, rows, snapshot, beliefs, left)
+        if sleeps:
+            left.opened = opened
+            waits = (jobs.phase[rows] == _PENDING) & (snapshot.now_ms - jobs.since_ms[rows] >= self.wakes_after_ms)
+            late = rows[waits & ~np.isin(rows, [row for row, gang in gangs.items() if gang])]
+            woken: dict[int, list[int]] = {}  # apart, so that no other job grows onto a node that sleeps
+            if len(late):
+                too_short |= self._grow(woken, late, snapshot, beliefs, left)
+            gangs |= woken
         return _added(grants, rows, gangs, snapshot, too_short)
 
     def _grow(
