@@ -13,7 +13,8 @@ The messages are lines of JSON on a Unix stream socket, with descriptors attache
     to it    {"start": id, "command": [...], "env": {...}, "cwd": path,
               "inherits": {"umask": ..., "limits": {...}}, "cgroup": path or ""}    stdin, stdout, stderr
     from it  {"ready": seconds, "pid": ..., "fork_obstacle": reason or null}
-             {"started": id, "pid": ..., "start_method": "fork" | "spawn", "spawn_reason": text}     its pidfd
+             {"started": id, "pid": ..., "start_method": "fork" | "spawn", "spawn_reason": text}
+                                                      its pidfd; of a fork also the pipe where it waits for one byte
              {"refused": id, "exit_code": 126 | 127, "detail": text}
              {"exited": id, "wait_status": number}
 """
@@ -211,15 +212,15 @@ class ZygoteSession:
         except OSError as error:  # the other ways to find an attempt's processes are left
             self._zygote.log(f"cannot move into {cgroup}: {error.strerror}")
 
-    def _report_start(self, rank: int, pid: int, start_method: str, spawn_reason: str) -> None:
+    def _report_start(self, rank: int, pid: int, start_method: str, spawn_reason: str, fds: Sequence[int] = ()) -> None:
         self._rank_of_pid[pid] = rank
         pidfd = os.pidfd_open(pid)
         message = {"started": rank, "pid": pid, "start_method": start_method, "spawn_reason": spawn_reason}
-        self._send(message, [pidfd])
+        self._send(message, [pidfd, *fds])
         os.close(pidfd)
 
     def _fork(self, rank: int, child: ForkedRank, fds: list[int]) -> ForkedRank | None:
-        """Fork a rank. The child waits until it has been reported to the supervisor, and ends if it never is."""
+        """Fork a rank. The child waits until the supervisor has read the report, and ends if it never does."""
         go_fd, reported_fd = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
@@ -228,9 +229,7 @@ class ZygoteSession:
             return child
         os.close(go_fd)
         try:
-            self._report_start(rank, pid, "fork", "")
-            with contextlib.suppress(BrokenPipeError):
-                os.write(reported_fd, b"!")
+            self._report_start(rank, pid, "fork", "", [reported_fd])
         finally:
             os.close(reported_fd)
         return None

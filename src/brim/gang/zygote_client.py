@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -86,6 +88,8 @@ class ZygoteClient:
     def _event(self, message: dict[str, Any]) -> ZygoteEvent:
         if "started" in message:
             (pidfd,) = self._channel.take_fds(1)
+            if message["start_method"] == "fork":
+                _let_go(*self._channel.take_fds(1))
             return ProcessStarted(
                 message["started"], message["pid"], pidfd, message["start_method"], message["spawn_reason"]
             )
@@ -100,3 +104,10 @@ class ZygoteClient:
         self._channel.close()
         if self._process is not None and self._process.returncode is None:
             self._process.returncode = 0  # `processes.reap` collects it with all other children
+
+
+def _let_go(reported_fd: int) -> None:
+    """Let a fork run, now that its process id is known here; the zygote may be stopped meanwhile."""
+    with contextlib.suppress(BrokenPipeError):  # it was killed
+        os.write(reported_fd, b"!")
+    os.close(reported_fd)
