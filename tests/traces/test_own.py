@@ -76,6 +76,16 @@ def test_a_parquet_column_in_which_nothing_is_recorded_is_empty(tmp_path):
     assert (trace.user.tolist(), trace.wait_ms.tolist(), trace.after.tolist()) == ([-1] * 2, [-1] * 2, [-1] * 2)
 
 
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["x", "y"])])
+def test_a_parquet_column_of_categories_is_text(tmp_path, kind):
+    names, numbers = ["x", "y"], [1, 2]
+    frame = pl.DataFrame({"job_id": names, "submit_ms": numbers, "gpus": numbers, "run_ms": numbers, "user": names})
+    frame.write_parquet(tmp_path / "t.parquet")
+    wanted, _ = traces.read(tmp_path / "t.parquet")
+    frame.cast({"job_id": kind, "user": kind}).write_parquet(tmp_path / "t.parquet")
+    assert equal(traces.read(tmp_path / "t.parquet")[0], wanted)
+
+
 def split(lines):
     return csv.reader(lines)
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
+from polars import selectors
 
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.cluster import Cluster, NodeGroup, cluster_of
@@ -45,6 +46,8 @@ _MARK: Final = "# brim trace "
 _MARKS: Final = (_MARK, f'"{_MARK}')
 _QUOTED: Final = re.compile(r'"([^"]*(?:""[^"]*)*)"')
 _KEY: Final = "brim"
+_CATEGORIES: Final = selectors.by_dtype(pl.Categorical, pl.Enum)
+"""What pandas writes of names that repeat."""
 _SIZES: Final = "numbers of GPUs in increasing order, such as '1 2 4'"
 _NUMBERS: Final = re.compile(r"[1-9][0-9]{0,6}( [1-9][0-9]{0,6})*")
 _STATES: Final = {**{status.name.lower(): status for status in Status}, "": Status.UNKNOWN}
@@ -187,7 +190,7 @@ def _size_texts(trace: Trace) -> list[str]:
 def _parquet(source: Source, report: ReadReport) -> tuple[Table, dict[str, Any]]:
     try:
         said = pl.read_parquet_metadata(io.BytesIO(source.data))
-        frame = pl.read_parquet(io.BytesIO(source.data))
+        frame = pl.read_parquet(io.BytesIO(source.data)).cast({_CATEGORIES: pl.String})
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0][:80]
         raise TraceError(source.file, found=f"a broken Parquet file ({reason})", expected="an intact one") from None
