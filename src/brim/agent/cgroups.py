@@ -27,7 +27,7 @@ from brim.agent.effects import Key
 from brim.gang.cgroup import Cgroup
 
 UNIT: Final = "brim-agent.service"
-"""Name of the unit of this user's agent (``cli/units.py``), and so of its cgroup."""
+"""Name of the unit of this user's agent (``cli/systemd_units.py``), and so of its cgroup."""
 LEAF: Final = "agent"
 FILE: Final = "cgroups.json"
 """File in the agent's folder: what the agent that runs has found."""

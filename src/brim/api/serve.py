@@ -17,7 +17,6 @@ import os
 import resource
 import signal
 import socket
-import stat
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -101,14 +100,6 @@ def bind_tcp(port: int) -> socket.socket:
     listener.bind(("127.0.0.1", port))
     listener.listen(BACKLOG)
     return listener
-
-
-def is_answered(path: Path) -> bool:
-    """Whether a process listens on a Unix socket."""
-    if not path.exists() or not stat.S_ISSOCK(path.lstat().st_mode):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(str(path)) == 0
 
 
 def server_of(app: FastAPI) -> uvicorn.Server:

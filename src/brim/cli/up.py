@@ -144,7 +144,7 @@ def _words(
 
 
 def _write_units(controller: Sequence[str] | None, agent: Sequence[str]) -> None:
-    from brim.cli.units import unit_texts, units_folder, write_units
+    from brim.cli.systemd_units import unit_texts, units_folder, write_units
 
     texts = unit_texts(controller, agent, os.environ)
     for path in write_units(units_folder(), texts):

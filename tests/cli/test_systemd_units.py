@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from brim.cli.units import AGENT, CONTROLLER, unit_texts, units_folder, write_units
+from brim.cli.systemd_units import AGENT, CONTROLLER, unit_texts, units_folder, write_units
 from brim.errors import ConfigError
 from tests.cli.commands import brim
 
