@@ -1,7 +1,9 @@
 """The agent with real processes: what it starts ends as it was ordered, whoever is killed meanwhile."""
 
+import errno
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -11,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from brim.agent import attempt, attempt_files
+from brim.agent.agent import Agent
+from brim.agent.capture import write_capture
+from brim.agent.cgroups import CgroupTree
+from brim.agent.devices import CpuSlots
 from brim.agent.protocol import (
+    ENDED,
     FAILED,
     FINISHED,
     LOST,
@@ -22,6 +29,7 @@ from brim.agent.protocol import (
     UNUSABLE,
     AttemptSeen,
     ResizeAttempt,
+    StartAttempt,
     StopAttempt,
 )
 from brim.gang import processes
@@ -242,6 +250,21 @@ def test_an_error_of_a_supervisor_is_told_as_one(tmp_path, monkeypatch):
     end = attempt_files.read_fields(tmp_path, attempt_files.END, attempt_files.EndFile)
     assert (end.outcome, end.blame) == (LOST, "")
     assert end.detail == "its supervisor ended with an error: ValueError: no such thing"
+
+
+def test_a_fork_that_the_limit_of_processes_refuses_is_told_at_once(tmp_path, monkeypatch):
+    def refuse():
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    name, digest = write_capture(tmp_path / "captures", ["/bin/true"], {"PATH": "/bin"}, "/")
+    with selectors.DefaultSelector() as selector:
+        one = Agent(tmp_path, tmp_path / "none", CpuSlots(1), CgroupTree(), selector)
+        monkeypatch.setattr(os, "fork", refuse)
+        one._receive_start(StartAttempt(job=1, attempt=1, sequence=1, capture=name, digest=digest, devices=(0,)))
+        one._perform()
+        (seen,) = one._attempts.seen()
+    assert (seen.state, seen.outcome) == (ENDED, FAILED)
+    assert "cannot be started: [Errno 11] Resource temporarily unavailable" in seen.detail
 
 
 def test_what_the_user_has_not_signed_is_never_run(node):

@@ -277,12 +277,12 @@ def test_a_stop_before_the_start_prevents_it():
     assert machine.forks == []
 
 
-def test_a_stop_while_it_starts_is_asked_as_soon_as_the_supervisor_listens():
+def test_a_stop_while_it_starts_is_asked_as_soon_as_the_supervisor_answers():
     machine = Machine().obey(start(), stop(grace_s=5))
     assert machine.requests == []
     machine.now_ms += 2_000
     machine.attempts.connected((1, 1))
-    machine.run()
+    machine.status()
     (request,) = machine.requests
     assert isinstance(request, PreemptRequest)
     assert (request.grace_s, request.fence[:2]) == (3.0, (1, 1))
@@ -416,7 +416,7 @@ def test_orders_wait_for_the_supervisor_and_are_asked_again_after_a_lost_connect
     assert len(machine.requests) == 1
     machine.attempts.disconnected((1, 1))
     machine.attempts.connected((1, 1))
-    machine.run()
+    machine.status(is_grouped=True, is_settled=True, ranks=2)
     assert machine.requests[0] == machine.requests[1] == ResizeRequest(1, ("cpu0",), (1, 1, 10))
 
 
@@ -431,6 +431,25 @@ def test_a_new_agent_knows_the_newest_order_from_the_supervisor():
     assert (machine.told[1, 1].sequence, machine.told[1, 1].devices) == (7, (0, 1, 2))
     machine.obey(resize(6, (0,)))
     assert [request.fence for request in machine.requests] == []
+
+
+def test_a_new_agent_asks_for_nothing_that_is_older_than_what_the_last_one_has_asked():
+    machine = running(devices=(0, 1), ranks=2, batch=64)
+    machine.obey(resize(7, (0, 1, 2)))
+    machine.boot()
+    machine.attempts.connected((1, 1))
+    machine.obey(stop(grace_s=9))
+    assert machine.requests == []
+    machine.status(is_grouped=True, is_settled=True, sequence=14, ranks=3, devices=(0, 1, 2))
+    assert machine.requests == [PreemptRequest(9.0, (1, 1, 15))]
+
+
+def test_an_end_that_was_written_just_before_the_sweep_is_the_end():
+    attempts = NodeAttempts(lambda: 0, ("cpu0",))
+    attempts.restore(start(), end=None, alive=False, forgotten=False)
+    attempts.swept((1, 1), (), written=DONE)
+    (seen,) = attempts.seen()
+    assert (seen.state, seen.outcome) == (ENDED, FINISHED)
 
 
 @pytest.mark.parametrize("grace_s", [float("nan"), float("inf"), -1.0])

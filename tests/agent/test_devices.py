@@ -158,6 +158,20 @@ def test_a_driver_that_hangs_quarantines_all_and_refuses_starts_until_it_answers
     assert gpus.pids() != before
 
 
+def test_a_reader_that_hangs_in_the_driver_although_it_was_killed_is_the_agents_own(gpus, rack, monkeypatch):
+    (before,) = gpus.pids()
+    monkeypatch.setattr(module.processes, "send_signal", lambda process, number: True)
+    rack.write("hang\n")
+    until(gpus, lambda: states(gpus) == [QUARANTINED, QUARANTINED])
+    rack.set()
+    until(gpus, lambda: states(gpus) == [OPEN, OPEN])
+    assert before in gpus.pids()
+    os.kill(before, 9)
+    os.waitpid(before, 0)
+    assert before not in gpus.pids()
+    monkeypatch.undo()
+
+
 @pytest.mark.parametrize("later_again_ms", [0, 10_000])
 def test_a_stall_of_the_agent_is_no_fault_of_the_driver_which_has_its_time_once_more(gpus, monkeypatch, later_again_ms):
     looks = (0, OPEN), (10_000, OPEN), (later_again_ms, QUARANTINED)  # it asks, stalls, and waits in vain

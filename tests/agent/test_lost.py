@@ -2,6 +2,7 @@
 
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from brim.agent import adoption, attempt_files, leftovers
+from brim.agent import adoption, agent, attempt_files, leftovers
 from brim.agent.adoption import found_attempts
 from brim.agent.attempt import _lock
-from brim.agent.protocol import LOST, NONE, ORDERS, RUNNING, STOPPED, StartAttempt, StopAttempt
+from brim.agent.cgroups import CgroupTree
+from brim.agent.devices import CpuSlots
+from brim.agent.protocol import ENDED, FINISHED, LOST, NONE, ORDERS, RUNNING, STOPPED, StartAttempt, StopAttempt
 from brim.gang import processes
 from brim.gang.client import send_request
 from brim.gang.messages import GANG_VARIABLE, StatusRequest
@@ -119,6 +122,34 @@ def test_an_attempt_whose_agent_was_killed_before_it_said_who_it_is_is_adopted(t
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_an_attempt_that_ends_while_a_new_agent_looks_has_the_end_that_it_wrote(tmp_path, monkeypatch):
+    folder, boot_id = tmp_path / "attempts" / "1-1", attempt_files.boot_id()
+    folder.mkdir(parents=True)
+    order = StartAttempt(job=1, attempt=1, sequence=1, capture="c", digest="d", devices=(0,))
+    attempt_files.write_durably(folder, attempt_files.FENCE, json.loads(ORDERS.encode(order)))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    attempt_files.write_pids(folder, attempt_files.PidsFile(pid=gone.pid, start_ticks=1, boot_id=boot_id))
+    lock = _lock(folder)
+
+    def looked(parent, boot_id):
+        found = found_attempts(parent, boot_id)
+        end = attempt_files.EndFile(
+            outcome=FINISHED, exit_code=0, detail="", blame="", started_ms=1, ended_ms=2, boot_id=boot_id
+        )
+        attempt_files.write_end(folder, end)
+        os.close(lock)
+        return found
+
+    monkeypatch.setattr(agent, "found_attempts", looked)
+    with selectors.DefaultSelector() as selector:
+        one = agent.Agent(tmp_path, tmp_path / "none", CpuSlots(1), CgroupTree(), selector)
+        one._restore()
+        (seen,) = one._attempts.seen()
+    assert (seen.state, seen.outcome) == (ENDED, FINISHED)
+    assert attempt_files.read_fields(folder, attempt_files.END, attempt_files.EndFile).outcome == FINISHED
 
 
 def test_a_process_that_has_left_everything_but_its_mark_is_found():

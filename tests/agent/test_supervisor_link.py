@@ -1,6 +1,15 @@
 """What a supervisor's status means to the agent."""
 
-from brim.agent.supervisor_link import gang_seen
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+
+from brim.agent.supervisor_link import SupervisorLink, gang_seen
+from brim.gang.codec import LINE_BYTES_MAX, encode
+from brim.gang.messages import Response
 
 
 def rank(number, **report):
@@ -44,3 +53,30 @@ def test_the_rank_that_waits_most_for_data_says_how_long_a_step_waits_once_all_h
     assert (told.loader_wait_ratio, told.loader_workers, told.loader_workers_max) == (0.5, 2, 3)
     assert seen(rank(0, **one), rank(1, **other | {"loader_workers_max": 4})).progress.loader_wait_ratio is None
     assert seen(rank(0, **one), rank(1, **other | {"loader_wait_s": 0.75})).progress.loader_wait_ratio == 1.0
+
+
+def test_a_supervisor_that_says_more_than_a_message_holds_is_connected_again(tmp_path):
+    path, long = str(tmp_path / "c"), Response(True, "", {"text": "x" * 2 * LINE_BYTES_MAX})
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener, selectors.DefaultSelector() as selector:
+        listener.bind(path)
+        listener.listen()
+        link = SupervisorLink((1, 1), os.getpid(), path, selector)
+        assert link.connect()
+        link.ask_status()
+        supervisor, _ = listener.accept()
+
+        def send():
+            with contextlib.suppress(OSError):
+                supervisor.sendall(encode(long))
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        deadline_s = time.monotonic() + 60
+        while link.connected and time.monotonic() < deadline_s:
+            selector.select(0.1)
+            link.receive()
+        assert not link.connected
+        sender.join()
+        supervisor.close()
+        assert link.connect()
+        link.close()

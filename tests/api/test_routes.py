@@ -230,6 +230,10 @@ def test_others_see_whose_job_it_is_and_why_it_waits_and_nothing_else(app, servi
         assert str(word) not in answer.body.decode().replace("pending", "")
     (seen,) = map(read_job, answer.plain["jobs"])
     assert (seen.user, seen.state, seen.request.gpus, seen.reason) == ("41001", "pending", 2, "waits for a device")
+    for state, held, why in (("held", ("user",), "held: user"), ("pending", (), "")):
+        service.put(1, state=state, holds=held, attempt=1, reason="attempt 1 failed with exit code 3: secret.py")
+        (seen,) = map(read_job, ask(app, "GET", "/v1/jobs", uid=BO).plain["jobs"])
+        assert (seen.state, seen.reason) == (state, why), "how an earlier attempt ended is nobody else's business"
     service.put(1, state="failed", reason="exit code 3: /home/ann/secret.py", exit_code=3)
     (seen,) = map(read_job, ask(app, "GET", "/v1/jobs?state=ended", uid=BO).plain["jobs"])
     assert (seen.reason, seen.exit_code) == ("", -1)

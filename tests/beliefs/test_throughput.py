@@ -216,7 +216,7 @@ def rows_of(seen, count):
 @pytest.mark.parametrize(("column", "value", "word"), [
     ("step_s", np.nan, "not finite"), ("sync_s", np.inf, "not finite"), ("step_s", 0.0, "no time"),
     ("sync_s", 1e9, "no longer than its exchange"), ("sync_s", -1.0, "no time"), ("local_batch", 0.0, "no samples"),
-    ("nodes", 100, "fewer GPUs than nodes"),
+    ("nodes", 100, "fewer GPUs than nodes"), ("step_s", 1e7, "or takes over 1e+06 s"),
 ])  # fmt: skip
 @pytest.mark.parametrize("prior", [None, BERT])
 def test_data_that_cannot_be_is_a_status_not_an_exception(column, value, word, prior):
@@ -230,12 +230,19 @@ def test_data_that_cannot_be_is_a_status_not_an_exception(column, value, word, p
     assert np.isnan(fitted.parameters).all() if prior is None else fitted.parameters.tolist() == BERT.tolist()
 
 
+def test_a_step_shorter_than_any_computer_makes_is_a_status_too():
+    """Its ratio to others to the tenth power is no double any more."""
+    seen = grid(BERT)
+    seen.step_s[3], seen.sync_s[3] = 1e-200, 0.0
+    assert "computes for less than 1e-10 s" in fit(seen).status
+
+
 def test_nothing_observed_is_a_status_too():
     assert fit(rows_of(grid(BERT), 0)).status == "nothing observed"
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99), st.integers(1, 999), st.floats(1e-6, 1e6),
-                          st.floats(0, 0.999)), min_size=1, max_size=12))
+                          st.floats(0, 0.9998)), min_size=1, max_size=12))
 def test_whatever_was_timed_the_answer_is_finite_and_not_negative(rows):
     nodes, gpus, batch, step, hidden = (np.array(column) for column in zip(*rows, strict=True))
     fitted = fit(Observations(nodes=np.minimum(nodes, gpus), gpus=gpus, local_batch=batch.astype(float), step_s=step,

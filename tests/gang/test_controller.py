@@ -33,6 +33,7 @@ from brim.gang.messages import (
     TuneSettings,
     Waiting,
 )
+from brim.gang.rank_process import RankProcess
 from brim.gang.zygote_events import ProcessStarted
 
 
@@ -423,6 +424,14 @@ def test_the_status_names_the_state_of_every_rank():
     assert {name: status["ranks"][0][name] for name in ("id", "pid", "state", "start_method", "alive")} == {
         "id": 0, "pid": 1000, "state": "joined", "start_method": "fork", "alive": True,
     }  # fmt: skip
+
+
+def test_the_status_of_a_gang_that_has_had_thousands_of_ranks_shows_those_that_live_and_the_newest():
+    gang = trained(1)
+    ranks = gang.controller.ranks
+    ranks |= {number: RankProcess(number, 0, exited=True) for number in range(1, 3_000)}
+    shown = [rank["id"] for rank in gang.request(StatusRequest()).status["ranks"]]
+    assert shown == [0, *range(3_000 - client_requests.RANKS_SHOWN, 3_000)]
 
 
 def test_the_document_explains_every_field_of_the_status():

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from brim.gang.messages import (
     StopRequest,
 )
 from brim.gang.processes import find_process
-from tests.gang.conftest import RANK
+from tests.gang.conftest import PATIENCE_S, RANK
 from tests.gang.test_supervisor import pids, stepping, training
 
 
@@ -227,3 +228,19 @@ def test_a_plain_command_has_what_torchrun_sets(launch):
                  "GROUP_RANK=0", "OMP_NUM_THREADS=1"):
         assert lines.count(name) == 2
     assert sum(line.startswith("MASTER_PORT=") for line in lines) == 2
+
+
+STARTS_NO_ZYGOTE = """
+import os, sys
+from brim.gang.launch_config import LaunchConfig
+from brim.gang.supervisor import Supervisor
+env = {**os.environ, "PYTHONHOME": "/nonexistent"}
+config = LaunchConfig(("true",), 1, sys.argv[1] + "/s", "/", env=env, preload=(), log_folder=sys.argv[1] + "/log")
+print(Supervisor(config).run().detail)
+"""
+
+
+def test_a_gang_whose_zygotes_all_end_before_they_start_a_rank_fails(tmp_path):
+    words = [sys.executable, "-c", STARTS_NO_ZYGOTE, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == "rank 0: no zygote: 3 ended before they had started a rank\n"

@@ -18,6 +18,7 @@ from brim.gang.messages import (
     KillRequest,
     ResizeRequest,
 )
+from brim.gang.processes import find_process
 from tests.gang.conftest import PATIENCE_S, RANK, shared_memory, shared_memory_name
 from tests.gang.test_supervisor import pids, training
 from tests.sampling import sample
@@ -191,6 +192,25 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
         root.wait()
         root.stderr.close()
     assert not path.exists()
+
+
+def test_ranks_are_killed_although_their_zygotes_and_the_one_that_listened_are_gone(launch, tmp_path):
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    listening = subprocess.Popen(
+        [sys.executable, "-m", "brim.gang.zygote", "--listen", str(tmp_path / "z"), "--preload", ""]
+    )
+    while not (tmp_path / "z").exists():
+        time.sleep(0.02)
+    gang = launch("--nproc", 2, "--zygote", tmp_path / "z", tmp_path / "stubborn.py")
+    status = gang.until(lambda status: all(rank["pid"] for rank in status["ranks"]))
+    listening.terminate()
+    listening.wait()
+    os.kill(status["zygote"], signal.SIGKILL)
+    gang.until(lambda status: not status["zygote"])
+    gang.process.send_signal(signal.SIGTERM)
+    assert gang.wait() == 75, gang.stderr()
+    left = [found for rank in status["ranks"] if (found := find_process(rank["pid"])) and found.state not in "ZX"]
+    assert not left
 
 
 def test_a_gang_whose_shared_zygote_ends_before_it_has_forked_one_starts_its_own(launch, tmp_path):

@@ -114,6 +114,64 @@ def test_the_journal_tells_when_holds_ended_and_devices_at_each_time():
     assert (without.ready_ms, held_gpu_ms(without)) == (0, 2 * 6 * S)
 
 
+def devices_line(at_ms, devices, do="resize"):
+    """A line of the journal of a round that gave job 1 its devices."""
+    setting = {"ranks": [[0, device, 1000, 1] for device in devices]}
+    return json.dumps({"t": at_ms, "waits": {}, "d": [{"do": do, "job": 1, "setting": setting}]})
+
+
+def holdings(found):
+    """What each attempt of a job held, with how many devices."""
+    return [[(one.from_ms, one.until_ms, len(one.devices)) for one in attempt.holdings] for attempt in found.attempts]
+
+
+@pytest.mark.parametrize("took_ms", [0, 2, 700])
+def test_a_round_that_takes_its_time_loses_no_devices(took_ms):
+    """Four devices for an hour and two for a minute; the round began a while before the attempt was decided."""
+    began_ms, shrunk_ms, end_ms = 4 * S, 3604 * S, 3664 * S
+    lines = [devices_line(began_ms, range(4), "start"), devices_line(shrunk_ms, range(2))]
+    decided_ms = began_ms + took_ms
+    tried = attempt(1, decided_ms, decided_ms + 50, decided_ms + 100, end_ms, (0, 1))
+    (found,) = recorded_jobs([job(1, 0, 4, ended_ms=end_ms)], [tried], lines, 9999 * S)
+    assert holdings(found) == [[(decided_ms, shrunk_ms, 4), (shrunk_ms, end_ms, 2)]]
+    (found,) = recorded_jobs([job(1, 0, 4, ended_ms=end_ms)], [tried], lines[:1], 9999 * S)
+    assert holdings(found) == [[(decided_ms, end_ms, 4)]]
+
+
+def test_before_the_first_line_of_the_journal_an_attempt_had_the_devices_of_its_end():
+    """It goes back to the resize of the second attempt only, and to the start of the third."""
+    lines = [devices_line(30 * S, range(2)), devices_line(50 * S, range(4), "start")]
+    times = ((0, 10 * S, (0,)), (20 * S, 40 * S, (0, 1)), (50 * S + 2, 60 * S, (0, 1, 2, 3)))
+    tried = [
+        attempt(1, from_ms, from_ms + 50, from_ms + 100, end_ms, devices, nth=nth, outcome="lost")
+        for nth, (from_ms, end_ms, devices) in enumerate(times, 1)
+    ]
+    (found,) = recorded_jobs([job(1, 0, 4, ended_ms=60 * S)], tried, lines, 99 * S)
+    assert holdings(found) == [
+        [(0, 10 * S, 1)], [(20 * S, 30 * S, 2), (30 * S, 40 * S, 2)], [(50 * S + 2, 60 * S, 4)],
+    ]
+
+
+@pytest.mark.parametrize("took_ms", [0, 2])
+def test_what_a_job_is_exchanged_for_is_held_by_its_next_attempt(took_ms):
+    """From two devices to CPU by a round at 10 s, and the other way round by one at 30 s."""
+    start = {"e": "START", "job": 1}
+    lines = [
+        devices_line(0, (0, 1), "start"), devices_line(10 * S, (-1,)),
+        json.dumps({"t": 12 * S, "setting": {"ranks": [[0, -1, 1000, 1]]}} | start),
+        devices_line(30 * S, (0, 1)),
+        json.dumps({"t": 31 * S, "setting": {"ranks": [[0, 0, 1000, 1], [0, 1, 1000, 1]]}} | start),
+    ]
+    stop = {"stop_reason": "exchanged", "outcome": "stopped"}
+    tried = [
+        attempt(1, took_ms, 50, 100, 12 * S, (0, 1), stop_ms=10 * S + took_ms, **stop),
+        attempt(1, 12 * S, 12 * S, 12 * S, 31 * S, (-1,), nth=2, stop_ms=30 * S + took_ms, **stop),
+        attempt(1, 31 * S, 31 * S, 31 * S, 40 * S, (0, 1), nth=3),
+    ]
+    (found,) = recorded_jobs([job(1, 0, 2, ended_ms=40 * S)], tried, lines, 99 * S)
+    assert holdings(found) == [[(took_ms, 12 * S, 2)], [(12 * S, 31 * S, 0)], [(31 * S, 40 * S, 2)]]
+
+
 def test_a_trace_of_the_record_has_its_waits_and_completion_times():
     found = recorded_jobs(*queue(2), [], 0)
     trace = trace_of_recorded("t", found, TWO, {1: 7, 2: 8})

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.agent.protocol import REPORTS, VERSION, AgentHello
+from brim.agent.protocol import OPEN, QUARANTINED, REPORTS, VERSION, AgentHello, DeviceSeen
 from brim.core.cluster import parse_cluster
 from brim.errors import ConfigError, NotFoundError, RefusedError
 from brim.live import engine_thread
@@ -270,6 +270,28 @@ def test_an_agent_of_another_version_or_of_other_devices_is_not_used(box: Box) -
                 assert await reader.read() == b""
                 writer.close()
             assert service.status()["agents"] == 0
+        finally:
+            await service.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_state_of_a_device_that_does_not_exist_is_shown_to_nobody(box: Box) -> None:
+    async def scenario() -> None:
+        service = box.service("fifo")
+        await service.start()
+        await service.recovered()
+        try:
+            _, writer = await asyncio.open_unix_connection(str(box.folder / "r" / "agents.sock"))
+            for report in (
+                AgentHello(version=VERSION, user="me", boot_id="b", devices=("cpu0", "cpu1")),
+                DeviceSeen(device=0, state=OPEN), DeviceSeen(device=0, state="\ud800"),
+                DeviceSeen(device=1, state=QUARANTINED),
+            ):
+                writer.write(REPORTS.encode(report))
+            await until(lambda: service.nodes()[0]["devices"][1]["state"] == QUARANTINED, "the last report")
+            assert [device["state"] for device in service.nodes()[0]["devices"]] == [OPEN, QUARANTINED]
+            writer.close()
         finally:
             await service.stop()
 

@@ -313,11 +313,12 @@ class Agent:
         key = order.job, order.attempt
         folder = attempt_folder(self._folder, *key)
         try:
-            launch = self._launch_file(order, folder)
+            try:
+                launch = self._launch_file(order, folder)
+            except BlockingIOError:  # its zygote starts
+                self._delayed.append(order)
+                return
             pid = fork_attempt(folder, launch)
-        except BlockingIOError:
-            self._delayed.append(order)
-            return
         except RefusedError as error:
             self._attempts.launch_failed(key, AttemptEnd(outcome=UNUSABLE, detail=str(error), blame=BLAME_JOB))
             return
@@ -370,7 +371,7 @@ class Agent:
             self._named.pop(key, None)
             _cap_logs(folder)
             remove_socket_folder(folder)
-        self._attempts.swept(key, pids, usage)
+        self._attempts.swept(key, pids, usage, end_in(folder, self._boot_id))
 
     def _strays(self, everything: Iterable[processes.Process]) -> set[int]:
         """Return the children of this process that it has not started: orphans of what has ended."""

@@ -113,6 +113,8 @@ class _Attempt:
     gpu_energy_j: float | None = NONE  # of its GPUs so far; None if its begin was not seen
     # what it is asked for, and what the supervisor is known to have
     connected: bool = False
+    has_status: bool = False
+    """Whether the supervisor has said how its gang is since it was connected."""
     gang: GangSeen = field(default_factory=GangSeen)
     resize: ResizeAttempt | None = None
     tune: TuneAttempt | None = None
@@ -399,14 +401,17 @@ class NodeAttempts:
         self._write_end(self._attempts[key], end)
 
     def connected(self, key: Key, analysis: tuple[int, ...] = ()) -> None:
-        """The supervisor answers, and says next what it has; ``analysis`` is what was measured before it started."""
+        """The supervisor answers, and says next what it has; ``analysis`` is what was measured before it started.
+
+        Nothing is asked of it before that: it refuses what is older than what an earlier agent has asked.
+        """
         attempt = self._attempts.get(key)
         if attempt is not None:
-            attempt.connected, attempt.in_flight, attempt.preempt_sent = True, NONE, False
+            attempt.connected, attempt.has_status = True, False
+            attempt.in_flight, attempt.preempt_sent = NONE, False
             attempt.analysis = analysis
             if attempt.phase is AttemptPhase.LAUNCHING:
                 attempt.retry_at_ms, attempt.detail = None, ""
-            self._reconcile(attempt)
 
     def disconnected(self, key: Key) -> None:
         """The connection to the supervisor ended; ``supervisor_ended`` may follow."""
@@ -419,6 +424,7 @@ class NodeAttempts:
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING):
             return
+        attempt.has_status = True
         if gang.loss != attempt.gang.loss:
             attempt.detail = gang.loss
         known, attempt.gang = attempt.gang.progress, gang
@@ -482,8 +488,17 @@ class NodeAttempts:
         attempt.unwritten_end = _KILLED
         self._sweep(attempt)
 
-    def swept(self, key: Key, left: Iterable[int], usage: Usage = NOT_MEASURED) -> None:
-        """Processes of the attempt were killed; ``left`` are those that are still there, ``usage`` what they used."""
+    def swept(
+        self, key: Key, left: Iterable[int], usage: Usage = NOT_MEASURED, written: AttemptEnd | None = None
+    ) -> None:
+        """Processes of the attempt were killed.
+
+        Args:
+            key: The attempt.
+            left: Processes that are still there.
+            usage: What it used.
+            written: The end that its supervisor wrote, perhaps just before it was killed; None if it wrote none.
+        """
         attempt = self._attempts.get(key)
         if attempt is None or attempt.phase is not AttemptPhase.SWEEPING:
             return
@@ -492,7 +507,7 @@ class NodeAttempts:
             attempt.retry_at_ms = self._clock_ms() + RETRY_MS
             self._tell(attempt)
             return
-        end = attempt.end
+        end = attempt.end or written
         if end is None and attempt.kill_at_ms is not None and self._clock_ms() >= attempt.kill_at_ms:
             end = AttemptEnd(outcome=STOPPED, detail="killed with its supervisor, which was overdue")
         elif end is None:
@@ -567,7 +582,8 @@ class NodeAttempts:
 
     def _reconcile(self, attempt: _Attempt) -> None:
         """Ask the supervisor for what is wanted and not known to hold; one change at a time."""
-        if not attempt.connected or attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING):
+        is_live = attempt.phase in (AttemptPhase.LAUNCHING, AttemptPhase.RUNNING)
+        if not (attempt.connected and attempt.has_status and is_live):
             return
         if attempt.kill_at_ms is not None:
             if not attempt.preempt_sent:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from brim.agent.leftovers import KnownProcess, known
 from brim.agent.protocol import FOREIGN, OPEN, QUARANTINED, DeviceSeen
 from brim.errors import RefusedError
 from brim.gang import processes
@@ -140,6 +141,7 @@ class Gpus:
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._child: subprocess.Popen[bytes] | None = None
+        self._killed: frozenset[KnownProcess] = frozenset()  # one that hangs in the driver stays for as long
         self._rest = b""
         self._asked_ms: int | None = None
         self._has_stalled = False
@@ -176,7 +178,8 @@ class Gpus:
 
     def pids(self) -> set[int]:
         """See `Devices`."""
-        return set() if self._child is None else {self._child.pid}
+        self._killed &= known(one.pid for one in self._killed)
+        return {one.pid for one in self._killed} | (set() if self._child is None else {self._child.pid})
 
     def next_ms(self) -> int | None:
         """See `Devices`."""
@@ -285,6 +288,7 @@ class Gpus:
         with suppress(OSError):
             child.stdin.close()
         child.stdout.close()
+        self._killed |= known([child.pid])
         if (found := processes.find_process(child.pid)) is not None:
             processes.send_signal(found, 9)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from brim.agent.effects import GangSeen, Key
 from brim.agent.leftovers import KnownProcess, known
 from brim.agent.protocol import AttemptProgress
-from brim.gang.codec import Decoder, encode
+from brim.gang.codec import Decoder, ProtocolError, encode
 from brim.gang.messages import PreemptRequest, ResizeRequest, Response, StatusRequest, TuneSettings
 
 _READ_BYTES: Final = 1 << 16
@@ -96,7 +96,7 @@ class SupervisorLink:
     def receive(self) -> list[tuple[int | None, Response]]:
         """Return the answers that have come, each with the number of its request, None for a status.
 
-        ``connected`` is false afterwards if the supervisor has closed the connection.
+        ``connected`` is false afterwards if the supervisor has closed the connection, or said what ends it.
         """
         assert self._socket is not None
         try:
@@ -106,13 +106,15 @@ class SupervisorLink:
         except OSError:
             data = b""
         answers: list[tuple[int | None, Response]] = []
+        is_over = not data
         for message in self._decoder.feed(data):
             if self._asked:
                 number = self._asked.popleft()
                 detail = str(getattr(message, "detail", message))
                 answer = message if isinstance(message, Response) else Response(ok=False, detail=detail)
                 answers.append((None if number == _STATUS else number, answer))
-        if not data:
+            is_over |= isinstance(message, ProtocolError) and message.fatal
+        if is_over:
             self.disconnect()
         return answers
 

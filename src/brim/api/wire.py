@@ -39,12 +39,22 @@ def redacted(job: JobRecord) -> JobRecord:
         job.request, name=HIDDEN_NAME, capture=_HIDDEN_CAPTURE, digest=_HIDDEN_DIGEST, after=(), after_any=(),
         after_not_ok=(), target_loss=NONE,
     )  # fmt: skip
-    waits = job.state in ("pending", "held")
     return replace(
-        job, key="", request=request, reason=job.reason if waits else "", exit_code=NONE, failures=0,
+        job, key="", request=request, reason=_why_it_waits(job), exit_code=NONE, failures=0,
         samples_done=0.0, samples_total=0.0, lost_gpu_s=0.0, samples_again=0.0,
         loader_wait_ratio=None, slowdown_ratio=None,
     )  # fmt: skip
+
+
+def _why_it_waits(job: JobRecord) -> str:
+    """What other users may know of the reason of a job. After an attempt, the reason says how that ended, too."""
+    if job.state not in ("pending", "held"):
+        return ""
+    if not job.attempt:
+        return job.reason
+    from brim.live.holds import because  # noqa: PLC0415 - of the engine, which no client loads
+
+    return because(job.holds)
 
 
 def plain_job(job: JobRecord) -> dict[str, Any]:

@@ -173,6 +173,11 @@ NOTHING: Final = 1e-6
 """Smallest value of a parameter, as a share of the shortest step seen; below this it is 0."""
 STEPS_MAX: Final = 60
 """Most iterations; a fit takes 2 to 10, and one that takes more is reported as not converged."""
+COMPUTE_S_MIN: Final = 1e-10
+"""Shortest time to compute one step believed, in seconds; ours: a cycle of a GPU takes longer."""
+STEP_S_MAX: Final = 1e6
+"""Longest step believed, in seconds; ours: eleven days. Fits raise the ratio of two times to the tenth power, which a
+double holds of the longest and the shortest step."""
 INSIDE: Final = 1e-9
 """How far inside the box, in logarithms of parameters, a fit begins."""
 TOLERANCE: Final = 1e-4
@@ -275,6 +280,8 @@ def _faults(seen: Observations) -> list[str]:
         ("observations hold a value that is not finite", ~np.isfinite(columns).all(axis=0)),
         ("observations hold a step that takes no time or no longer than its exchange",
          (seen.step_s <= 0) | (seen.sync_s < 0) | (seen.sync_s >= seen.step_s)),
+        (f"observations hold a step that computes for less than {COMPUTE_S_MIN:g} s, or takes over {STEP_S_MAX:g} s",
+         (seen.step_s - seen.sync_s < COMPUTE_S_MIN) | (seen.step_s > STEP_S_MAX)),
         ("observations hold a configuration that cannot be: fewer GPUs than nodes, or no samples",
          (seen.nodes < 1) | (seen.gpus < seen.nodes) | (seen.local_batch <= 0)),
     )

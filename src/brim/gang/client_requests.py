@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from brim.gang.controller import GangController
 from brim.gang.messages import (
@@ -17,6 +17,10 @@ from brim.gang.messages import (
     TuneSettings,
     check_request,
 )
+
+RANKS_SHOWN: Final = 64
+"""Newest ranks that a status shows although they have ended: a gang that is often resized has had thousands, and a
+message has a largest size. Our choice."""
 
 
 def accept(gang: GangController, request: Request) -> str:
@@ -81,6 +85,8 @@ def status(gang: GangController) -> dict[str, Any]:
     states = {number: member.state.value for number, member in gang.membership.ranks.items()}
     ending = "failing" if gang.failing else "preempting" if gang.announced else "stopping"
     running = not (gang.failing or gang.announced or gang.stopping)
+    present = {rank.id for rank in gang.ranks.values() if rank.alive or rank.cleanup_since_s is not None}
+    present |= set(sorted(gang.ranks)[-RANKS_SHOWN:])
     return {
         "gang": gang.id, "state": "running" if running else ending, "generation": gang.membership.generation,
         "command": gang.membership.command, "target": gang.membership.target, "sequence": gang.sequence,
@@ -92,6 +98,6 @@ def status(gang: GangController) -> dict[str, Any]:
              "start_method": rank.start_method, "cleaning": rank.cleanup_since_s is not None,
              "state": states.get(rank.id, ""), "connected": rank.connected, "exit_code": rank.exit_code,
              "alive": rank.alive, **rank.report}
-            for rank in gang.ranks.values()
+            for rank in gang.ranks.values() if rank.id in present
         ],
     }  # fmt: skip

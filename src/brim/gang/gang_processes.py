@@ -22,10 +22,11 @@ class GangProcesses:
 
     Attributes:
         zygote_pid: Process id of its zygote, which belongs to no rank; 0 if unknown.
+        has_orphans: Whether a shared zygote was lost: what it had started may be a child of no process of this gang.
     """
 
     def __init__(self, gang: str, *, zygote_is_shared: bool) -> None:
-        self.zygote_pid = 0
+        self.zygote_pid, self.has_orphans = 0, False
         self._zygote_is_shared = zygote_is_shared
         self._gang = gang.encode()
         self._others: frozenset[int] = frozenset()
@@ -35,6 +36,10 @@ class GangProcesses:
         me = os.getpid()
         self._others = frozenset(process.pid for process in processes.all_processes() if process.parent == me)
 
+    def zygote_lost(self) -> None:
+        """Its zygote has ended: another process may get its id."""
+        self.zygote_pid, self.has_orphans = 0, self._zygote_is_shared
+
     def all(self, among: Iterable[Process] | None = None) -> list[Process]:
         """Return all processes of the gang, zombies included."""
         everything = processes.all_processes() if among is None else list(among)
@@ -43,7 +48,11 @@ class GangProcesses:
         found = children + [below for child in children for below in processes.descendants(child.pid, everything)]
         if self._zygote_is_shared and self.zygote_pid:
             found += processes.descendants(self.zygote_pid, everything)
-        return [process for process in found if process.pid != self.zygote_pid]
+        if self.has_orphans:
+            known, gang = {process.pid for process in found}, GANG_VARIABLE.encode()
+            found += [process for process in everything
+                      if process.pid not in known and processes.environment_of(process.pid).get(gang) == self._gang]
+        return [process for process in found if process.pid not in (me, self.zygote_pid)]
 
     def of_rank(self, rank: RankProcess) -> list[Process]:
         """Return the rank's process and the processes that it has started, as far as these can be attributed to it."""
@@ -61,6 +70,8 @@ class GangProcesses:
     def kill_rank(self, rank: RankProcess) -> None:
         """Send SIGKILL to all processes of the rank, except resource trackers."""
         _kill(self.of_rank(rank), resource_trackers=False)
+        with contextlib.suppress(OSError):  # wherever it is
+            signal.pidfd_send_signal(rank.pidfd, signal.SIGKILL)
 
     def terminate_rank(self, rank: RankProcess) -> None:
         """Send SIGTERM to the rank's process group, since a shell does not forward it."""

@@ -15,10 +15,10 @@ from brim.gang.fork_safety import is_this_python
 from brim.gang.launch_config import LaunchConfig
 from brim.gang.stderr_forwarder import StderrForwarder
 from brim.gang.zygote_client import ZygoteClient
-from brim.gang.zygote_events import ZygoteEvent, ZygoteLost
+from brim.gang.zygote_events import ProcessStarted, ZygoteEvent, ZygoteLost
 
 ZYGOTES_MAX: Final = 3
-"""Most zygotes that are started for one gang. Our choice."""
+"""Most zygotes that are started one after the other without a rank from any. Our choice."""
 
 
 class OutputError(Exception):
@@ -64,14 +64,14 @@ class RankSpawner:
 
     @property
     def exhausted(self) -> bool:
-        """Whether zygotes were lost so often that no other is started."""
+        """Whether as many as are tried were started since the last rank."""
         return self._zygotes_started >= ZYGOTES_MAX
 
     def start(self, rank: int, env: Mapping[str, str]) -> None:
         """Request a rank; the answer comes through ``receive``.
 
         Raises:
-            OSError: the zygote has ended, or none can be started.
+            OSError: the zygote has ended, or none can be started, or as many as are tried started no rank.
             OutputError: the rank's output cannot be opened.
         """
         fds: list[int] = []
@@ -90,7 +90,10 @@ class RankSpawner:
 
     def receive(self) -> list[ZygoteEvent]:
         """Return the zygote's messages; `ZygoteLost` if there is none. Blocks until a message arrives."""
-        return [ZygoteLost()] if self._zygote is None else self._zygote.receive()
+        events: list[ZygoteEvent] = [ZygoteLost()] if self._zygote is None else self._zygote.receive()
+        if any(isinstance(event, ProcessStarted) for event in events):
+            self._zygotes_started = 0
+        return events
 
     def disconnect(self) -> None:
         """Disconnect from the zygote, which then ends its remaining descendants and itself."""
@@ -101,6 +104,8 @@ class RankSpawner:
 
     def _connect(self) -> ZygoteClient:
         if self._zygote is None:
+            if self.exhausted:
+                raise OSError(f"{ZYGOTES_MAX} ended before they had started a rank")
             self._zygotes_started += 1
             self._zygote = self._shared() or self._private()
             self._selector.register(self._zygote, selectors.EVENT_READ, self)

@@ -209,6 +209,7 @@ class Supervisor:
     def _handle_zygote_loss(self) -> None:
         """Watch the ranks it has started, as children or by their descriptors; the controller requests the others."""
         self._spawner.disconnect()
+        self._processes.zygote_lost()
         for rank in self._controller.ranks.values():
             if rank.alive and rank.pid and rank.pidfd not in self._selector.get_map():
                 self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)

@@ -18,8 +18,11 @@ from typing import Final
 
 from brim.agent.attempt_files import boot_time_ms
 from brim.agent.protocol import (
+    FOREIGN,
     NONE,
+    OPEN,
     ORDERS,
+    QUARANTINED,
     REPORTS,
     VERSION,
     AgentHello,
@@ -183,7 +186,7 @@ class AgentConnections:
             case AttemptProgress():
                 return Progress(at_ms=now_ms, uid=uid, progress=report)
             case DeviceSeen():
-                if 0 <= report.device < self._devices:
+                if 0 <= report.device < self._devices and report.state in (OPEN, FOREIGN, QUARANTINED):
                     self.seen.setdefault(report.device, {})[uid] = report
                 return Device(at_ms=now_ms, uid=uid, device=report)
             case Synced():

@@ -83,7 +83,7 @@ from brim.live.inputs import (
 from brim.live.ledger import Ledger
 from brim.live.limits import keep_array_limits, keep_quotas
 from brim.live.marks import KINDS, DeviceMarks
-from brim.live.measurements import analysis_of, energy_j, exit_code, processes, report_of, sound
+from brim.live.measurements import SLOWDOWN_MAX, analysis_of, energy_j, exit_code, processes, report_of, sound
 from brim.live.nodes import Dispatch
 from brim.live.reasons import why
 from brim.live.reconciliation import Reconciler, devices_of
@@ -521,6 +521,8 @@ class Controller:
             told_ms = self.books.now_ms - given.unread_ms
             attempt = replace(attempt, start_ms=max(attempt.decided_ms, attempt.begin_ms, told_ms))
         self.books.put_attempt(attempt)
+        if not self._has_to_leave(job):  # what is revoked later has a grace of its own
+            self.books.call_off("revoked", job)
         if started:
             self.books.tell(Kind.STARTED, job)
         if attempt.begin_ms != NONE and state.phase(job) in (Phase.STARTING, Phase.RUNNING):
@@ -573,6 +575,7 @@ class Controller:
         if report is None:
             return
         report = self._slowdowns.judged(report, attempt, self.scheduler.state, self.books.now_ms)
+        report = replace(report, slowdown_ratio=min(report.slowdown_ratio, SLOWDOWN_MAX))  # NaN stays NaN
         self.books.tell(Kind.REPORTED, job.id, report=report)
         done, total = report.samples_done, sound(said.total) or job.samples_total
         lost_gpu_s, again = job.lost_gpu_s, job.samples_again
@@ -653,7 +656,7 @@ class Controller:
             attempt, devices = self.ledger.of(action.job), devices_of(action.setting)
             if attempt is not None and attempt.state != "waiting" and ON_CPU in (*attempt.devices, *devices):
                 self.books.announce(action.job, EXCHANGED)
-            if action.setting.revocable and not set(self._devices(action.job)) <= set(devices_of(action.setting)):
+            if action.setting.revocable:
                 self._revoke(action.job)
         elif isinstance(action, Preempt):
             self.books.put(action.job, preemptions=self.jobs[action.job].preemptions + 1)
@@ -666,12 +669,17 @@ class Controller:
 
     def _revoke(self, job: int) -> None:
         """A padding job has its grace to leave devices that others were granted; then it leaves all of them."""
-        grace_ms = round(self.jobs[job].request.grace_s * MS_PER_S)
-        self.books.timer(self.books.now_ms + grace_ms, "revoked", job)
+        if self._has_to_leave(job):
+            grace_ms = round(self.jobs[job].request.grace_s * MS_PER_S)
+            self.books.timer(self.books.now_ms + grace_ms, "revoked", job)
+
+    def _has_to_leave(self, job: int) -> bool:
+        """Whether processes of a job may be on devices that it does not have any more."""
+        setting = self.scheduler.state.setting(job)
+        return setting is not None and not set(self._devices(job)) <= set(devices_of(setting))
 
     def _due_revoked(self, job: int) -> None:
-        setting = self.scheduler.state.setting(job) if job in self.jobs else None
-        if setting is not None and not set(self._devices(job)) <= set(devices_of(setting)):
+        if self._has_to_leave(job):
             self._reconciler.overdue.add(job)
             self.books.stop(job, REQUEUED)
 
@@ -688,6 +696,7 @@ class Controller:
         self.agents.forget(attempt.uid, job.id, attempt.number)
         self._reconciler.targets.pop(job.id, None)
         self.books.gated.discard(job.id)
+        self.books.call_off("revoked", job.id)
         if known:
             self._reconciler.order(attempt.uid, ForgetAttempt(job=job.id, attempt=attempt.number))
         self._slowdowns.forget(job.id)

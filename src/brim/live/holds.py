@@ -200,8 +200,9 @@ def spec_of(job: JobRecord, cluster: Cluster, user: int, submit_ms: int, quota: 
     least, most = sizes_within(request, quota)
     sizes = tuple(size for size in request.sizes if size <= most)  # of a job that runs on CPU alone: none
     total = min(int(cluster.num_gpus), most)
-    usable = [size for size in sizes or range(least, most + 1) if size <= total] if least <= total else []
-    gpus = request.gpus if request.gpus <= total or not usable else usable[-1]
+    gpus = request.gpus
+    if least <= total < gpus:
+        gpus = max(size for size in sizes or (total,) if size <= total)
     on_cpu = request.gpus if "cpu" in request.devices else 0
     batch = request.batch
     batch_min = batch if request.batch_min == NONE else request.batch_min

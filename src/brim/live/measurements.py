@@ -9,12 +9,17 @@ import math
 from typing import Final
 
 from brim.agent.protocol import AttemptProgress, AttemptSeen
+from brim.beliefs.throughput import COMPUTE_S_MIN, STEP_S_MAX
 from brim.core.events import Report, Sample
 from brim.live.records import JobRecord
-from brim.live.requests import LOSS_MAX, NONE
+from brim.live.requests import COUNT_MAX, LOSS_MAX, NONE
 
 SAMPLES_MAX: Final = 1e15
 """Largest number of samples believed: beyond it, doubles no longer count one by one."""
+SPEED_MIN: Final = 1e-6
+"""Lowest speed believed, in samples per second; ours: a sample in eleven days. Work that is lost is divided by it."""
+SLOWDOWN_MAX: Final = 1e6
+"""Largest slowdown beside neighbours believed, as a ratio; ours: a step of a second would take eleven days."""
 EXIT_CODE_MAX: Final = 255
 ANALYSIS_MAX: Final = 16
 """Step times of an analysis that are believed: twice as many as ``beliefs.analyser`` measures."""
@@ -22,9 +27,9 @@ PROCESSES_MAX: Final = 1_000
 """Processes of an attempt that are noted; ours: a gang of eight that has lost and replaced each a hundred times."""
 
 
-def sound(value: float | None) -> float | None:
+def sound(value: float | None, least: float = 0.0, most: float = SAMPLES_MAX) -> float | None:
     """A number that an agent sent, None if it cannot be one."""
-    return value if value is not None and 0 <= value <= SAMPLES_MAX else None  # false for NaN, too
+    return value if value is not None and least <= value <= most else None  # false for NaN, too
 
 
 def exit_code(code: int) -> int:
@@ -49,7 +54,7 @@ def analysis_of(seen: AttemptSeen) -> tuple[Sample, ...]:
     pairs = zip(said[::2], said[1::2], strict=False)
     return tuple(
         Sample(1, 1, local, step_us / 1_000_000, 0.0) for local, step_us in pairs
-        if 0 < local <= SAMPLES_MAX and 0 < step_us <= SAMPLES_MAX
+        if 0 < local <= COUNT_MAX and 0 < step_us <= STEP_S_MAX * 1_000_000
     )  # fmt: skip
 
 
@@ -67,14 +72,14 @@ def report_of(
             measured with another number is not told.
         on_cpu: Whether its ranks are on CPU.
     """
-    samples, speed = sound(said.samples), sound(said.samples_per_s)
+    samples, speed = sound(said.samples), sound(said.samples_per_s, SPEED_MIN)
     if samples is None:
         return None
-    step_s, sync_s, local = sound(said.step_s), sound(said.sync_s), sound(said.local_batch)
+    step_s, sync_s = sound(said.step_s, most=STEP_S_MAX), sound(said.sync_s) or 0.0
+    local, batch = sound(said.local_batch, most=COUNT_MAX), sound(said.global_batch, most=COUNT_MAX)
     seen: tuple[Sample, ...] = ()
-    if step_s and local and 0 < said.ranks <= job.request.limits[1] and (sync_s or 0.0) <= step_s:
-        seen = (Sample(1, 0 if on_cpu else said.ranks, int(local), step_s, sync_s or 0.0),)
-    batch = sound(said.global_batch)
+    if step_s and local and 0 < said.ranks <= job.request.limits[1] and step_s - sync_s >= COMPUTE_S_MIN:
+        seen = (Sample(1, 0 if on_cpu else said.ranks, int(local), step_s, sync_s),)
     noise = sound(said.gradient_noise)
     knows = noise is not None and job.request.batch > 0
     waits = sound(said.loader_wait_ratio)

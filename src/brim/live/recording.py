@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from brim.beliefs.change_costs import ChangeCosts, learn_costs
@@ -198,6 +197,13 @@ class _Done(NamedTuple):
     samples: float
 
 
+class _Given(NamedTuple):
+    """Devices that a job was given, as of the time at which the round that decided it began."""
+
+    at_ms: int
+    devices: tuple[int, ...]
+
+
 class _Told(NamedTuple):
     """One report of step times."""
 
@@ -221,20 +227,20 @@ class _Journal:
 
     Attributes:
         ready_ms: When its last hold ended before its first start.
-        given: Devices that it was given, with the time of the decision, in turn.
+        given: Devices that it was given, in turn: a list for each of its starts, after one for what came before these.
         told: Its reports of step times, in turn: none beside neighbours.
         done: Its last report of samples.
     """
 
     ready_ms: Mapping[int, int]
-    given: Mapping[int, list[tuple[int, tuple[int, ...]]]]
+    given: Mapping[int, list[list[_Given]]]
     told: Mapping[int, list[_Told]]
     done: Mapping[int, _Done]
 
     @classmethod
     def of(cls, lines: Iterable[str], ranks_on_cpu: Mapping[int, int]) -> _Journal:
         ready_ms: dict[int, int] = {}
-        given: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        given: dict[int, list[list[_Given]]] = {}
         told: dict[int, list[_Told]] = {}
         done: dict[int, _Done] = {}
         for line in lines:
@@ -247,10 +253,13 @@ class _Journal:
                 for _, gpus, local_batch, step_s, _ in record["report"]["seen"]:
                     batch = (gpus or ranks_on_cpu.get(record["job"], 1)) * local_batch
                     told.setdefault(record["job"], []).append(_Told(gpus, batch, batch / step_s))
-            starts = [record] if record.get("e") == "START" else []  # of a job that was exchanged
-            for one in (*starts, *(action for action in record.get("d", ()) if action["do"] in ("start", "resize"))):
+            exchanged = [record | {"do": "start"}] if record.get("e") == "START" else []
+            for one in (*exchanged, *(action for action in record.get("d", ()) if action["do"] in ("start", "resize"))):
+                of_job = given.setdefault(one["job"], [[]])
+                if one["do"] == "start":
+                    of_job.append([])
                 devices = tuple(rank[1] for rank in one["setting"]["ranks"] if rank[1] >= 0)
-                given.setdefault(one["job"], []).append((record["t"], devices))
+                of_job[-1].append(_Given(record["t"], devices))
         return cls(ready_ms, given, told, done)
 
 
@@ -282,19 +291,23 @@ def _recorded(attempt: AttemptRecord, granted_ms: int, events: _Journal, now_ms:
         granted_ms=granted_ms, from_ms=max(from_ms, granted_ms), stop_ms=attempt.stop_ms, end_ms=end_ms,
         preempted=attempt.stop_reason == PREEMPTED, gpu_energy_j=attempt.gpu_energy_j,
         starts_over=attempt.end_ms != NONE and starts_over(attempt),
-        holdings=_holdings(attempt, events.given.get(attempt.job, []), granted_ms, end_ms),
+        holdings=_holdings(attempt, events.given.get(attempt.job, [[]]), granted_ms, end_ms),
     )
 
 
 def _holdings(
-    attempt: AttemptRecord, given: Sequence[tuple[int, tuple[int, ...]]], granted_ms: int, end_ms: int
+    attempt: AttemptRecord, given: Sequence[Sequence[_Given]], granted_ms: int, end_ms: int
 ) -> tuple[Holding, ...]:
-    """Devices of an attempt: those of its end, or those of each decision about it from then on."""
-    until_ms = attempt.stop_ms if attempt.stop_reason == EXCHANGED else end_ms  # later ones are of the next attempt
-    own = [(max(at_ms, granted_ms), devices) for at_ms, devices in given if attempt.decided_ms <= at_ms < until_ms]
-    if not own:
-        devices = tuple(device for device in attempt.devices if device != ON_CPU)
-        return (Holding(granted_ms, end_ms, devices),)
-    return tuple(
-        Holding(at_ms, until_ms, devices) for (at_ms, devices), (until_ms, _) in pairwise([*own, (end_ms, ())])
-    )
+    """Devices of an attempt: those of each decision about it, and before the first that is known those of its end.
+
+    A round may take a while: an attempt is decided, or stopped, when the round is over.
+    """
+    before, *started = given
+    own = next((turn for turn in reversed(started) if turn[0].at_ms <= attempt.decided_ms), before)
+    if attempt.stop_reason == EXCHANGED:  # the last before its stop, and later ones, are of the next attempt
+        own = [one for one in own if one.at_ms <= attempt.stop_ms][:-1]
+    own = [_Given(max(one.at_ms, granted_ms), one.devices) for one in own if one.at_ms < end_ms]
+    if not own or own[0].at_ms > granted_ms:
+        own.insert(0, _Given(granted_ms, tuple(device for device in attempt.devices if device != ON_CPU)))
+    ends = [*(one.at_ms for one in own[1:]), end_ms]
+    return tuple(Holding(one.at_ms, until_ms, one.devices) for one, until_ms in zip(own, ends, strict=True))

@@ -10,6 +10,7 @@ from brim.agent.protocol import ENDED, RUNNING, VERSION, AgentHello, AttemptProg
 from brim.core.cluster import parse_cluster
 from brim.live.controller import Controller
 from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Cancel, Hold, Progress, Release, Requeue
+from brim.live.requests import COUNT_MAX
 from tests.live.controller.desk import EQUAL, FIFO, Desk, kinds
 
 
@@ -132,6 +133,13 @@ def test_a_job_is_granted_only_as_many_devices_as_its_ranks_can_use():
         assert sizes_of(again) == ((1, 2), 2)
 
 
+def test_a_job_that_may_have_more_devices_than_there_are_is_told_of_all_of_them_at_once():
+    """All numbers up to the largest that it may ask for are a minute of counting."""
+    desk = Desk(devices=4)
+    desk.submit(ranks="per-gpu", gpus=COUNT_MAX, gpus_min=1, gpus_max=COUNT_MAX)
+    assert len(desk.stored[1].devices) == 4
+
+
 def test_a_job_that_asked_for_one_number_of_devices_keeps_it():
     desk = Desk(devices=4)
     desk.submit(ranks="per-gpu", gpus=3)
@@ -195,6 +203,28 @@ def test_a_job_that_can_be_resized_gets_no_more_than_the_quota():
     assert desk.stored[2].holds == ("quota",)
     desk.saw(1, ENDED, outcome="finished", exit_code=0)
     assert len(desk.stored[2].devices) == 2
+
+
+def test_a_restart_without_a_quota_lets_the_jobs_that_it_held_wait_for_devices():
+    desk = Desk(devices=2, user_gpus=1)
+    desk.submit(hold=True)
+    desk.submit(gpus=2)
+    assert [desk.stored[job].holds for job in (1, 2)] == [("user", "quota"), ("quota",)]
+    desk.controller = Controller(parse_cluster("1x2xT4"), FIFO, gap_ms=0)
+    desk.controller.recover(None, desk.lines, desk.stored.values(), (), desk.now_ms)
+    desk.give()
+    assert [desk.stored[job].reason for job in (1, 2)] == ["held: user", ""]
+    assert kinds(desk.join()) == [StartAttempt]
+
+
+def test_a_job_that_stays_held_for_its_quota_is_not_written_again(monkeypatch):
+    desk = Desk(user_gpus=1)
+    for _ in range(3):
+        desk.submit()
+    put, written = desk.controller.books.put, set()
+    monkeypatch.setattr(desk.controller.books, "put", lambda job, **to: (written.add(job), put(job, **to))[1])
+    desk.saw(1, ENDED, outcome="finished", exit_code=0)
+    assert (with_an_attempt(desk), written) == ([2], {1, 2})
 
 
 def test_a_quota_and_the_limit_of_an_array_hold_together():

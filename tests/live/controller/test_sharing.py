@@ -21,6 +21,8 @@ from brim.core.cluster import parse_cluster
 from brim.live.controller import Controller
 from brim.live.inputs import Cancel
 from brim.live.invariants import check_controller
+from brim.live.measurements import SLOWDOWN_MAX
+from brim.live.slowdowns import settled_ms
 from brim.policies.place.parts import Consolidate
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
@@ -99,6 +101,18 @@ def test_the_slowdown_of_a_job_is_its_step_time_beside_another_relative_to_that_
     desk.saw(3, RUNNING, devices=(0,))
     says(3, 0.75, 1_000)
     assert says(3, 0.75, SETTLED_MS) == 1.5
+
+
+def test_a_slowdown_that_cannot_be_is_no_larger_than_one_that_can():
+    desk = Desk(replace(FIFO, place=Together()))
+    desk.submit(name="a")
+    desk.saw(1, RUNNING, devices=(0,))
+    trains(desk, 1, 1e-6)
+    desk.submit(name="b")
+    desk.saw(2, RUNNING, devices=(0,))
+    trains(desk, 1, 1e6, 1_000)
+    trains(desk, 1, 1e6, round(settled_ms(1e6)))
+    assert desk.stored[1].slowdown_ratio == SLOWDOWN_MAX
 
 
 def restarted(desk: Desk, policy: Policy, cluster: str = "1x2xT4") -> None:
