@@ -44,7 +44,7 @@ from brim.engine.round import RoundResult
 from brim.engine.scheduler import Scheduler
 from brim.foresight.calibration import COVERAGE, ERRORS_ELSEWHERE, RECORD_MAX, Calibration, relative_error
 from brim.foresight.run_times import ObservedRun, RunTimesByKind
-from brim.foresight.start_interval import DRAWS, drawn, stated
+from brim.foresight.start_interval import DRAWS, drawn, ends, stated
 from brim.live.records import PastForecast
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
@@ -205,7 +205,7 @@ class Peers(NamedTuple):
     def mean_scores_h(self) -> dict[str, float]:
         """Mean score of each."""
         per_h, wait = MS_PER_S / MS_PER_H, self.forecasts.wait
-        scores = {name: score(ends[:, 0], ends[:, 1], wait) for name, ends in self.calibrated.items()}
+        scores = {name: score(told[:, 0], told[:, 1], wait) for name, told in self.calibrated.items()}
         return {name: float(np.nanmean(score_s)) * per_h for name, score_s in scores.items()}
 
 
@@ -229,8 +229,13 @@ def chosen(cases: dict[str, Peers]) -> dict[str, str]:
 
 def error(forecasts: Asked) -> FloatArray:
     """The error of each forecast, relative to its continuations (F,)."""
-    of_drawn = (at(forecasts.drawn, axis=1) for at in (np.nanmean, np.nanmin, np.nanmax))
-    return relative_error(*(wait_s * MS_PER_S for wait_s in (forecasts.wait, *of_drawn)))
+    expected = np.nanmean(forecasts.drawn, axis=1)
+    return relative_error(*(wait_s * MS_PER_S for wait_s in (forecasts.wait, expected, *drawn_ends(forecasts))))
+
+
+def drawn_ends(forecasts: Asked) -> FloatArray:
+    """The ends of what the continuations of each forecast say, without any record (2, F)."""
+    return np.array([ends(row[~np.isnan(row)]) for row in forecasts.drawn]).T
 
 
 def elsewhere(cases: Sequence[Asked]) -> FloatArray:
@@ -243,7 +248,7 @@ def elsewhere(cases: Sequence[Asked]) -> FloatArray:
 def report(case: Peers, beforehand: dict[str, str]) -> None:
     """Print how good the intervals were, and those of the averages."""
     made, wait, low, high = case.forecasts[:4]
-    drawn_low, drawn_high = np.nanmin(case.forecasts.drawn, axis=1), np.nanmax(case.forecasts.drawn, axis=1)
+    drawn_low, drawn_high = drawn_ends(case.forecasts)
     hit = _within(low, high, wait)
     by_block = resampled(made, hit.astype(np.float64))[:, 0]
     half = np.median(made)
@@ -254,14 +259,14 @@ def report(case: Peers, beforehand: dict[str, str]) -> None:
           f"{_within(case.uncalibrated[:, 0], case.uncalibrated[:, 1], wait).mean():.1%}")
     scores = case.mean_scores_h()
     for words, name in {**beforehand, "chosen in hindsight": min(scores, key=lambda name: scores[name])}.items():
-        ends = case.calibrated[name]
-        known = ~np.isnan(ends[:, 0])
+        told = case.calibrated[name]
+        known = ~np.isnan(told[:, 0])
         ours = score(low, high, wait)[known] * MS_PER_S / MS_PER_H
-        theirs = score(ends[:, 0], ends[:, 1], wait)[known] * MS_PER_S / MS_PER_H
+        theirs = score(told[:, 0], told[:, 1], wait)[known] * MS_PER_S / MS_PER_H
         means = resampled(made[known], ours, theirs)
         ratio = means[:, 0] / means[:, 1]
         print(f"  score {ours.mean():.2f} h, average {words} {theirs.mean():.2f} h ({name}; covered "
-              f"{_within(ends[:, 0], ends[:, 1], wait)[known].mean():.1%}): {ours.mean() / theirs.mean() - 1:+.0%} "
+              f"{_within(told[:, 0], told[:, 1], wait)[known].mean():.1%}): {ours.mean() / theirs.mean() - 1:+.0%} "
               f"({np.quantile(ratio, 0.025) - 1:+.0%} to {np.quantile(ratio, 0.975) - 1:+.0%})", flush=True)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from brim.core.arrays import BoolArray, FloatArray
 
 TAIL_POWER: Final = 4.0
-"""How fast P(T > t) falls beyond the longest run seen; chosen on one trace (docs/measurements/2026-11-27-eta.md)."""
+"""How fast P(T > t) falls beyond the longest run seen; chosen on one trace (docs/measurements/2026-11-28-eta.md)."""
 
 
 @dataclass(frozen=True, slots=True)

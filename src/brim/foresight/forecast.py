@@ -27,7 +27,7 @@ from brim.engine.scheduler import Scheduler
 from brim.foresight.answers import Forecast
 from brim.foresight.calibration import Calibration
 from brim.foresight.run_times import Believed, ObservedRun, RunTimesByKind
-from brim.foresight.start_interval import drawn, stated
+from brim.foresight.start_interval import drawn, ends, stated
 from brim.live import holds
 from brim.live.ends import CANCELLED, TIME_LIMIT
 from brim.live.recording import RecordedJob, costs_of
@@ -115,8 +115,11 @@ def _missing(job: int, unknown: tuple[int, ...]) -> str:
 
 
 def _interval_s(times_D: IntArray, now_ms: int) -> tuple[int, int] | None:
-    """Whole seconds around all times; None if one is never."""
-    return None if (times_D == NONE).any() else _around_s(int(times_D.min()), int(times_D.max()), now_ms)
+    """Whole seconds around the times, but for a tenth at each end; None if one is never."""
+    if (times_D == NONE).any():
+        return None
+    low_ms, high_ms = ends(times_D)
+    return _around_s(round(low_ms), round(high_ms), now_ms)
 
 
 def _around_s(low_ms: int, high_ms: int, now_ms: int) -> tuple[int, int]:

@@ -26,10 +26,10 @@ RUNS_MIN: Final = 3
 STRANGERS_MIN: Final = 5
 """The same of a user and size, of a size, and of all. Jobs of a size that is rare are long ones, of which others do not
 speak: with 20 the score of intervals was 1.7 times as bad, with 10 the same. Chosen on one trace
-(docs/measurements/2026-11-27-eta.md)."""
+(docs/measurements/2026-11-28-eta.md)."""
 RUNS_MAX: Final = 300
 """Runs that count of jobs alike, those that ended last: what people run changes. Chosen on one trace
-(docs/measurements/2026-11-27-eta.md)."""
+(docs/measurements/2026-11-28-eta.md)."""
 
 
 class ObservedRun(NamedTuple):

@@ -39,6 +39,9 @@ STRETCHES_MAX: Final = 4
 """Stretches of ``PROGRESS_EVERY`` events and rounds after which a continuation is cut off; ours: some seconds."""
 COMPILED_EVENTS_MAX: Final = 1 << 18
 """The same in the compiled loop: events and rounds; ours."""
+COMPILED_SPEEDUP: Final = 16
+"""Events and rounds of the compiled loop in the time of one of the general loop: 15 to 19 were measured
+(docs/measurements/2026-11-28-eta.md)."""
 HORIZON_MS: Final = 90 * MS_PER_DAY
 """Time after which a continuation ends; ours."""
 
@@ -85,7 +88,10 @@ class Outset:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What happened to each job: when it next began to hold GPUs, and when it ended; NONE for never (J,)."""
+    """What happened to each job: when it next began to hold GPUs, and when it ended; NONE for never (J,).
+
+    ``events`` is how long it took, in events and rounds of the general loop.
+    """
 
     start_ms: IntArray
     end_ms: IntArray
@@ -114,7 +120,8 @@ def courses(
         if compiled is None:
             yield continued(outset, run_ms, starts_of)
         else:
-            yield Course(*compiled.course(run_ms, starts_of, until_ms, COMPILED_EVENTS_MAX))
+            start_ms, end_ms, events = compiled.course(run_ms, starts_of, until_ms, COMPILED_EVENTS_MAX)
+            yield Course(start_ms, end_ms, events // COMPILED_SPEEDUP)
 
 
 def continued(outset: Outset, run_ms: Sequence[int], starts_of: Collection[int] | None = None) -> Course:
