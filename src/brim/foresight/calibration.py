@@ -37,22 +37,22 @@ thirds of the variance of errors lie between such spans (docs/measurements/2026-
 SPANS_ELSEWHERE: Final = 60
 """Spans that the errors of another cluster count as, less the cluster's own: on that trace as good as 100, 200 and 300,
 and better than 10 and 30 (docs/measurements/2026-11-28-eta.md)."""
-ROOT: Final = 0.2
+ROOT: Final = 0.25
 """Power of a wait in which errors are counted. Low roots of sums of random times are nearly normal, and as wide for
 long waits as for short ones: a fourth root by Hawkins, Wixley, A Note on the Transformation of Chi-Squared Variables to
-Normality, The American Statistician 1986. On one trace 1/4 and 1/3 are as good, and 0.1 and 1/2 worse
+Normality, The American Statistician 1986. Of 0.1, 1/5, 1/4, 1/3 and 1/2 the best on one trace
 (docs/measurements/2026-11-28-eta.md)."""
 OFFSET_MS: Final = MS_PER_MIN
 """Added to waits before that: below it nobody cares; ours. Continuations that differ by less agree on a start."""
 SPREAD_POWER: Final = 0.5
-"""Power of the spread of the continuations that errors are relative to. Of 0, 1/4, 1/3, 1/2 and 3/4 the best on one
-trace (docs/measurements/2026-11-28-eta.md)."""
+"""Power of the spread of the continuations that errors are relative to. On one trace as good as 1/4, 1/3 and 3/4, and
+better than 0 (docs/measurements/2026-11-28-eta.md)."""
 SPREAD_MIN: Final = 0.3
-"""Least such spread, as a difference of roots of ms; ours: 11 s from now on, an hour in a day. On the same trace 0.1
+"""Least such spread, as a difference of roots of ms; ours: 5 s from now on, 18 minutes in a day. On the same trace 0.1
 and 1 are as good."""
 ERRORS_ELSEWHERE: Final = np.array((
-    -3.01, -2.27, -1.93, -1.68, -1.39, -1.03, -0.73, -0.5, -0.37, -0.27, -0.18, -0.08, 0.04,
-    0.14, 0.24, 0.37, 0.58, 0.74, 0.87, 0.98, 1.08, 1.19, 1.36, 1.79, 3.56,
+    -5.14, -4.01, -3.4, -2.91, -2.37, -1.75, -1.23, -0.87, -0.64, -0.48, -0.32, -0.15, 0.07,
+    0.24, 0.41, 0.65, 1.02, 1.29, 1.56, 1.77, 1.94, 2.13, 2.44, 3.1, 6.32,
 ))  # fmt: skip
 """Errors of forecasts on another cluster: 25 quantiles (2 %, 6 %, ... 98 %) of 4,384 on cluster 03 of Microsoft's ITP
 (traces of ElasticFlow, ASPLOS 2023), under fifo and backfill, printed by ``benchmarks/eta_intervals.py``."""
