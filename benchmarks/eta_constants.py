@@ -4,10 +4,10 @@
 
 DATA is a folder with ``traces``. Every job of ``itp03`` that waited is asked about as in ``eta_intervals.py``, under
 both policies. Then each half of the starts, before and after the median, is a new cluster whose record begins with the
-errors of the other half. For each constant of ``foresight/calibration.py``, other values beside the one that ships: the
-part of the starts that is covered, over all four halves and in the worst of them, and the geometric mean of the scores.
-A value that ships has the least score, or one that is less than 1 % above it. Last, which part of the variance of
-errors lies within spans of several lengths.
+errors of the other half. For each constant of ``foresight/calibration.py``, other values beside the one that ships, and
+fewer continuations: the part of the starts that is covered, over all four halves and in the worst of them, and the
+geometric mean of the scores. A value that ships has the least score, or one that is less than 1 % above it. Last, which
+part of the variance of errors lies within spans of several lengths.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ VALUES: Final[dict[str, Sequence[Any]]] = {
     "SPREAD_MIN": [0.1, 0.3, 1.0],
     "ROOT": [0.1, 0.2, 0.25, 1 / 3, 0.5],
 }
+FEWER: Final = (6, 10, 15)
+"""Continuations, of as many as ship."""
 
 
 def halves(forecasts: Asked) -> list[Asked]:
@@ -96,6 +98,9 @@ def main() -> None:
             print(f"{name} {value:.4g}{' (ships)' if value == shipped else ''}: {measured(list(cases.values()))}",
                   flush=True)
         setattr(calibration, name, shipped)
+    for draws in FEWER:
+        parts = [forecasts._replace(drawn=forecasts.drawn[:, :draws]) for forecasts in cases.values()]
+        print(f"the first {draws} continuations: {measured(parts)}", flush=True)
     for policy, forecasts in cases.items():
         print(f"{policy}: variance of errors within spans of {', '.join(within_spans(forecasts))}")
 
