@@ -18,7 +18,7 @@ from brim.live.records import StartForecast
 from brim.sim.continuation import Outset, courses
 
 DRAWS: Final = 20
-"""Continuations. On one trace 10 score 1.8 % worse (docs/measurements/2026-11-28-eta.md)."""
+"""Continuations. The first ten of them score 2.9 % worse on one trace (docs/measurements/2026-11-28-eta.md)."""
 DRAWS_MIN: Final = 6
 EVENTS_MAX: Final = 10 * 1_024
 """Events and rounds of all continuations together, if that leaves ``DRAWS_MIN`` of them; ours: some seconds."""
@@ -52,8 +52,9 @@ def drawn(
 def ends(times_D: IntArray | FloatArray) -> tuple[float, float]:
     """Return the ends of what continuations say (D,): one more of them lies between in ``COVERAGE`` of the cases.
 
-    Between the second and the nineteenth of twenty, that is 17 of 21, and between the first and the last of ten 9 of
-    11; between those of six, 5 of 7.
+    Example:
+        >>> ends(np.arange(1, 21)), ends(np.arange(1, 11))  # 17 of 21 more lie between, and 9 of 11
+        ((2.0, 19.0), (1.0, 10.0))
     """
     beyond = max(int((1.0 - COVERAGE) / 2 * (len(times_D) + 1)) - 1, 0)
     ordered = np.sort(times_D)

@@ -316,6 +316,9 @@ class Controller:
         for job in jobs:
             self._recover_job(job)
         self._look_at_what_can_run()
+        if self.user_gpus == NONE:  # an earlier controller may have had a quota
+            for job in jobs:
+                self.books.drop_hold(job.id, holds.QUOTA)
         self._marks.recover()
 
     def _move(

@@ -54,17 +54,14 @@ def keep_quotas(books: Books, most: int) -> bool:
         most: Most GPUs that the jobs of a user may have at the same time; NONE for no quota.
     """
     changed = False
-    for uid in sorted(books.users_changed):
+    for uid in sorted(books.users_changed) if most != NONE else ():
         jobs = [books.jobs[job] for job in books.users.get(uid, ())]
-        if most == NONE:  # an earlier controller may have had a quota
-            ready = [job for job in jobs if holds.QUOTA in job.holds]
-        else:
-            ready = [job for job in jobs if job.id in books.ledger or job.holds in ((), (holds.QUOTA,))]
+        ready = [job for job in jobs if job.id in books.ledger or job.holds in ((), (holds.QUOTA,))]
         ready.sort(key=lambda job: (job.id not in books.ledger, job.holds == (holds.QUOTA,), job.id))
         taken = 0
         for job in ready:
             gpus = job.request.limits[0] if _never_fits(job, most) else holds.sizes_within(job.request, most)[1]
-            if most == NONE or job.id in books.ledger or taken + gpus <= most:
+            if job.id in books.ledger or taken + gpus <= most:
                 taken += gpus
                 if holds.QUOTA in job.holds:
                     books.drop_hold(job.id, holds.QUOTA)
