@@ -27,7 +27,7 @@ def eta(
 ) -> None:  # fmt: skip
     """Forecast when jobs start and end, as intervals: the queue is simulated with run times of jobs like them.
 
-    Four of five starts should lie in theirs; intervals of ends hold nine of ten simulations.
+    Four of five starts should lie in theirs; intervals of ends hold at least nine of ten simulations.
     """
     wanted = output_of(output, as_json)
     at = client()
