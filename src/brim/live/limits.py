@@ -61,7 +61,7 @@ def keep_quotas(books: Books, most: int) -> bool:
         taken = 0
         for job in ready:
             gpus = job.request.limits[0] if _never_fits(job, most) else holds.sizes_within(job.request, most)[1]
-            if job.id in books.ledger or taken + gpus <= most:
+            if job.id in books.ledger or not gpus or taken + gpus <= most:
                 taken += gpus
                 if holds.QUOTA in job.holds:
                     books.drop_hold(job.id, holds.QUOTA)

@@ -11,7 +11,10 @@ from brim.core.cluster import parse_cluster
 from brim.live.controller import Controller
 from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Cancel, Hold, Progress, Release, Requeue
 from brim.live.requests import COUNT_MAX
+from brim.policies.presets import find_policy
 from tests.live.controller.desk import EQUAL, FIFO, Desk, kinds
+
+AITURBO = find_policy("aiturbo")
 
 
 def test_a_held_job_waits_until_it_is_released():
@@ -215,6 +218,17 @@ def test_a_restart_without_a_quota_lets_the_jobs_that_it_held_wait_for_devices()
     desk.give()
     assert [desk.stored[job].reason for job in (1, 2)] == ["held: user", ""]
     assert kinds(desk.join()) == [StartAttempt]
+
+
+def test_a_job_on_cpu_is_not_held_by_a_quota_that_is_below_what_runs():
+    desk = Desk(AITURBO, devices=2, cores=8, user_gpus=2)
+    desk.submit(gpus=2)
+    living = tuple(desk.attempts.values())
+    desk.controller = Controller(parse_cluster("1x2xT4:cpus=8"), AITURBO, gap_ms=0, user_gpus=1)
+    desk.controller.recover(None, desk.lines, desk.stored.values(), living, desk.now_ms)
+    desk.join()
+    desk.submit(devices=("cpu",), ranks="per-gpu")
+    assert (desk.stored[2].holds, with_an_attempt(desk)) == ((), [1, 2])
 
 
 def test_a_job_that_stays_held_for_its_quota_is_not_written_again(monkeypatch):
