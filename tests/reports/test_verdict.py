@@ -1,12 +1,20 @@
-"""Who costs least: ties are said, and small figures keep their digits."""
+"""Which policy is best and which costs least: ties are said, and stopped replays are compared with none."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from brim.reports.verdict import Standing, _least
+from brim.beliefs.power import curves_for, load_curves
+from brim.core.cluster import parse_cluster
+from brim.policies.presets import PRESETS
+from brim.reports.summary import by_policy, summarise
+from brim.reports.verdict import Standing, _least, verdict
+from brim.sim.twin import ReplaySettings, replay
+from brim.testing import job, small_trace
 
 
 @pytest.mark.parametrize(("costs", "said"), [
@@ -22,3 +30,25 @@ def test_the_policy_that_costs_least_is_named_with_those_that_cost_the_same(cost
     }
     found = Standing(means_s=costs, complete=True, first="fifo", best="fifo", oracle=None)
     assert _least(groups, found) == [said]
+
+
+@pytest.mark.parametrize(("stopped", "said"), [
+    ((), "srtf has the shortest mean job completion time: "),
+    (("srtf",), "Under fifo the mean job completion time is "),
+    (("fifo",), "Under srtf the mean job completion time is "),
+    (("fifo", "srtf"), "No replay is complete: these findings are over the jobs that finished."),
+])
+def test_a_replay_that_was_stopped_is_compared_with_no_complete_one(stopped, said):
+    """Its means are over the jobs that ended soon, and it has used less energy."""
+    trace = small_trace(job(run=500, limit=500), *(job(at=at, run=2 * at, limit=2 * at) for at in range(1, 9)))
+    cluster = parse_cluster("1x1xV100")
+    settings = ReplaySettings(power=curves_for(cluster, load_curves("builtin")))
+    replays = [replay(trace, cluster, replace(PRESETS[name], oracle=False), settings) for name in ("fifo", "srtf")]
+    cut = [
+        replace(one, finish_ms=np.where(one.finish_ms < 540_000, one.finish_ms, -1), partial=True)
+        if one.policy in stopped else one for one in replays
+    ]
+    groups = {policy: group for (_, policy), group in by_policy(summarise(cut)).items()}
+    sentences = verdict(groups)
+    assert sentences[0].startswith(said)
+    assert any("energy" in sentence for sentence in sentences) == (not stopped)

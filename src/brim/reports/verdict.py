@@ -24,7 +24,7 @@ class Standing:
     """The policies compared, and the best of them.
 
     Attributes:
-        means_s: Mean JCT of each policy that may be compared, over the complete replays if there are two or more.
+        means_s: Mean JCT of each policy that may be compared: those of complete replays, if there are any.
         complete: Whether any replay is complete.
         first: The policy that others are compared with.
         best: The policy with the least mean JCT; no oracle.
@@ -43,7 +43,7 @@ def standing(groups: Groups) -> Standing | str:
     means = {policy: _mean_jct(group) for policy, group in groups.items()}
     known = {policy: mean for policy, mean in means.items() if mean is not None}
     complete = {policy: mean for policy, mean in known.items() if not any(s.incomplete for s in groups[policy])}
-    if len(complete) > 1:  # means over different jobs do not compare
+    if complete:  # means over different jobs do not compare
         known = complete
     fair = [policy for policy in known if not groups[policy][0].oracle]
     if not fair:
@@ -84,7 +84,9 @@ def verdict(groups: Groups) -> list[str]:
 
 def _least(groups: Groups, found: Standing) -> list[str]:
     """Which policy uses the least energy, and which costs least, where it is known, beside the first."""
-    said = []
+    said: list[str] = []
+    if not found.complete:  # who was stopped sooner has used less
+        return said
     figures: tuple[tuple[str, str, Callable[[Summary], float | None]], ...] = (
         ("uses the least energy", " kWh", lambda s: s.metrics.energy_kwh), ("costs least", "", lambda s: s.cost),
     )
