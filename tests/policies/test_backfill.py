@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brim.core.cluster import parse_cluster
 from brim.core.reasons import Why
 from brim.engine.journal import Journal
 from brim.engine.round import run_round
@@ -107,6 +108,61 @@ def test_a_long_job_may_take_what_the_reservation_leaves():
     result = run_round(snapshot, beliefs_of(snapshot, PRESETS["backfill"]), PRESETS["backfill"])
     assert [one.job for one in result.plan.actions] == [2]
     assert result.why.tolist()[3] in (Why.RESERVED, Why.TOO_FEW_FREE)
+
+
+def easy_by_counts(jobs, gpus: int) -> list[int]:
+    """Starts (in ms) under EASY as published, on one node: it counts GPUs, and knows run times.
+
+    Args:
+        jobs: Submission, run time and GPUs of each, in order of submission.
+        gpus: Of the node.
+    """
+    start, queue, running, now = [-1] * len(jobs), [], {}, 0
+    while True:
+        running = {one: end for one, end in running.items() if end > now}
+        queue += [one for one, (at, _, _) in enumerate(jobs) if at == now]
+        free = gpus - sum(jobs[one][2] for one in running)
+        shadow, extra = None, free
+        for one in list(queue):
+            _, run, asked = jobs[one]
+            if shadow is None and asked > free:  # the head: it gets its GPUs when so many have ended
+                shadow = min(end for end in running.values()
+                             if gpus - sum(jobs[two][2] for two in running if running[two] > end) >= asked)
+                extra = gpus - sum(jobs[two][2] for two in running if running[two] > shadow) - asked
+            elif asked <= free and (shadow is None or now + run <= shadow or asked <= extra):
+                extra -= asked if shadow is not None and now + run > shadow else 0
+                start[one], free = now, free - asked
+                queue.remove(one)
+                running[one] = now + run
+        later = [end for end in running.values() if end > now] + [at for at, _, _ in jobs if at > now]
+        if not later:
+            return start
+        now = min(later)
+
+
+@settings(max_examples=sample(300, 60))
+@given(st.data())
+def test_on_one_node_it_is_easy_as_published(data):
+    """Which of the GPUs of a node are free says nothing: the count does."""
+    gpus = data.draw(st.integers(2, 6))
+    jobs = sorted(data.draw(st.lists(
+        st.tuples(st.integers(0, 20), st.integers(1, 30), st.integers(1, gpus)), min_size=3, max_size=14,
+    )))
+    jobs = [(at - jobs[0][0], run, asked) for at, run, asked in jobs]  # a trace begins with its first job
+    trace = small_trace(*(job(at=at, run=run, gpus=asked) for at, run, asked in jobs))
+    cluster, wanted = parse_cluster(f"1x{gpus}xT4"), [1000 * at for at in easy_by_counts(jobs, gpus)]
+    for journal in (None, Journal()):  # the compiled loop, and the general one
+        assert replay(trace, cluster, EASY, EXACT, journal=journal).first_start_ms.tolist() == wanted
+
+
+def test_a_long_job_has_the_gpu_that_is_free_if_the_head_can_do_with_others():
+    """Five GPUs will be free, among them the one that is free now, with the least number; the head needs four."""
+    snapshot = snapshot_of(
+        "1x8xT4", job(on=[(0, 1), (0, 2), (0, 3), (0, 4)], gpus=4, limit=100),
+        job(on=[(0, 5), (0, 6), (0, 7)], gpus=3, limit=1000), job(at=1, gpus=4, limit=50), job(at=2, limit=500), now=5,
+    )
+    result = run_round(snapshot, beliefs_of(snapshot, PRESETS["backfill"]), PRESETS["backfill"])
+    assert [one.job for one in result.plan.actions] == [3]
 
 
 def test_the_reservation_is_for_gpus_that_fit_not_for_a_count():

@@ -340,7 +340,8 @@ def reserve(
         runs: Rows of the jobs that have GPUs, in any order.
 
     Source:
-        Lifka, The ANL/IBM SP Scheduling System, JSSPP 1995 (EASY). Differs: reserves GPUs of nodes, not a count.
+        Lifka, The ANL/IBM SP Scheduling System, JSSPP 1995 (EASY). Differs: reserves GPUs of nodes, not a count;
+        of each node, first those that are busy now.
     """
     future = reservation.future
     copy_into(free, future)
@@ -360,10 +361,34 @@ def reserve(
 
 
 @internal
+def _busy_now_first(free: FreeResources, future: FreeResources, pairs: IntArray, gpus: int) -> None:
+    """Exchange whole GPUs of ``pairs`` for others of their node, so that few are free now: a long job may have these.
+
+    Args:
+        free: Resources that are free now.
+        future: Resources that are free then.
+        pairs: Rows of (node, gpu), in increasing order; changed.
+        gpus: How many rows count.
+    """
+    at = 0
+    while at < gpus:
+        n, end = pairs[at, 0], at + 1
+        while end < gpus and pairs[end, 0] == n:
+            end += 1
+        for is_free in (False, True):
+            for g in range(future.node[n, GPUS]):
+                if at < end and future.node[n, g] == WHOLE and (free.node[n, g] == WHOLE) == is_free:
+                    pairs[at, 1] = g
+                    at += 1
+
+
+@internal
 def reserve_pairs(
     free: FreeResources, reservation: Reservation, w: WalkState, gang: GangRequest, time_ms: float
 ) -> None:
-    """Reserve the GPUs of ``w.pairs``, which are free in ``reservation.future``, from a time on."""
+    """Reserve as many GPUs of each node as ``w.pairs`` has, all free in ``reservation.future``, from a time on."""
+    if gang.share == WHOLE:
+        _busy_now_first(free, reservation.future, w.pairs, gang.gpus)
     take_pairs(reservation.future, gang, w.pairs)
     w.shadow_ms[0] = time_ms
     copy_into(free, reservation.joint)
