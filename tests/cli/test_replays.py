@@ -127,3 +127,52 @@ def sends(pid):
     except OSError:
         return False
     return any(place in wait for wait in waits for place in ("pipe_write", "sock_alloc_send"))
+
+
+HANGS = """
+import os, sys
+from multiprocessing import parent_process
+from brim import traces
+from brim.cli import replays
+from brim.core.cluster import parse_cluster
+from brim.sim.twin import ReplaySettings
+
+class Hangs:
+    '''Never comes back in a process of a replay.'''
+    def build(self, trace, cluster, seed=0):
+        assert parent_process() is not None
+        open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
+        while True:
+            pass
+
+if __name__ == "__main__":
+    replays.JOBS_HERE, os.cpu_count = 0, lambda: 2
+    trace, cluster = traces.synthesize("philly", jobs=4, seed=1), parse_cluster("2x4xT4")
+    replays._bounds = lambda task, known: {}  # else the parent hangs, too
+    list(replays.run_all([
+        replays.Task(trace=trace, cluster=cluster, policy=policy, settings=ReplaySettings(), truth=Hangs())
+        for policy in ("fifo", "sjf")
+    ]))
+"""
+
+
+def test_replays_end_with_the_process_that_started_them(tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    noted = tmp_path / "pids"
+    noted.mkdir()
+    env = {**os.environ, "NUMBA_DISABLE_JIT": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    with subprocess.Popen([sys.executable, tmp_path / "hangs.py", noted], env=env, start_new_session=True) as run:
+        try:
+            until_s = time.monotonic() + 60
+            while len(list(noted.iterdir())) < 2:
+                assert run.poll() is None
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+            run.kill()
+            until_s = time.monotonic() + 10
+            while left := [one for one in noted.iterdir() if Path(f"/proc/{one.name}").exists()]:
+                assert time.monotonic() < until_s, left
+                time.sleep(0.02)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)

@@ -25,6 +25,7 @@ from brim.core.cluster import Cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.errors import BrimError
+from brim.gang.processes import end_with_parent
 from brim.policies.presets import PRESETS, find_policy
 from brim.policies.sockets import Policy
 from brim.sim.faults import Faults
@@ -146,8 +147,9 @@ def _run_here(tasks: Sequence[Task]) -> Iterator[Replay]:
 
 # -- several processes -------------------------------------------------------------------------------------------------
 
-def _serve(path: str, ended: Any, stop: Any, pipe: Connection) -> None:
-    """Run the tasks whose index comes through the pipe, until the parent closes its end."""
+def _serve(parent: int, path: str, ended: Any, stop: Any, pipe: Connection) -> None:
+    """Run the tasks whose index comes through the pipe, until the parent closes its end or is killed."""
+    end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     with suppress(FileNotFoundError, EOFError, ConnectionError):  # the parent was killed, or needs no more
         with open(path, "rb") as file:
@@ -220,7 +222,7 @@ def _run_in_processes(tasks: Sequence[Task]) -> Iterator[Replay]:
             with _interrupts_blocked(), _one_thread_each():
                 for _ in range(workers):
                     ours, theirs = context.Pipe()
-                    context.Process(target=_serve, args=(path, ended, stop, theirs)).start()
+                    context.Process(target=_serve, args=(os.getpid(), path, ended, stop, theirs)).start()
                     theirs.close()
                     idle.put(ours)
             futures = [threads.submit(_ask, idle, index) for index in range(len(tasks))]
