@@ -168,7 +168,7 @@ def test_overheads_and_faults_reach_the_replay(trace):
         (["--drain", "0@soon+1h"], "--drain: duration 'soon' is not understood"),
         (["--html", "/no/such/folder/page.html"], "cannot write /no/such/folder/page.html"),
         (["-o", "yaml"], "--output: found 'yaml', expected table or json"),
-        (["--from", "2090-01-01"], "--from: philly-60-3: its publisher hid the dates"),
+        (["--from", "2090-01-01"], "--from: philly-60-3: it does not say on which date"),
         (["--from", "yesterday"], "--from: invalid date 'yesterday'"),
         (["--format", "slurmm"], "slurmm"),
         (["--price", "nan"], "--price: found 'nan', expected a price per GPU-hour, such as 2.50"),

@@ -82,6 +82,8 @@ def test_a_cluster_string_that_is_wrong_is_shown_as_it_was_written():
     assert str(caught.value) == (
         "cluster '8x8xV100:cpus=-4': found cpus='-4', expected a number of cores above zero and below a billion"
     )
+    with pytest.raises(ConfigError, match=r"^cluster '1x8:cpus=4,cpus=5': found cpus twice, expected it once$"):
+        parse_cluster("1x8:cpus=4,cpus=5")
 
 
 def test_a_cluster_file_and_a_string_describe_the_same_cluster(tmp_path):

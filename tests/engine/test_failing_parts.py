@@ -242,6 +242,10 @@ def test_a_policy_that_cannot_be_is_refused_when_it_is_made(changed, said):
         replace(SKIP, **changed)
 
 
+def test_a_period_may_be_a_whole_number_of_numpy():
+    assert type(replace(SKIP, period_ms=np.int64(60_000)).period_ms) is int
+
+
 @pytest.mark.parametrize("what", ["asks_run_times", "remember", "__getattribute__"])
 def test_a_declaration_that_raises_is_refused_when_the_policy_is_made(what):
     hostile = raising(SystemExit(0)) if what == "__getattribute__" else property(raising(SystemExit(0)))

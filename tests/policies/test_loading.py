@@ -102,6 +102,15 @@ def test_ctrl_c_while_a_package_is_imported_is_ctrl_c(folder):
         find_policy("broken")
 
 
+def test_a_file_with_the_name_of_a_preset_is_refused_unless_it_is_that_preset(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"{MADE}policy = replace(PRESETS['srtf'], name='fifo')\n")
+    with pytest.raises(ConfigError, match=r"mine.py: found name 'fifo', which a preset has, expected another"):
+        find_policy(str(path))
+    path.write_text(f"{MADE}policy = PRESETS['fifo']\n")
+    assert find_policy(str(path)) is PRESETS["fifo"]
+
+
 def test_a_name_that_two_packages_have_is_refused(folder):
     install(folder, fifo=GOOD, good=GOOD)
     with pytest.raises(ConfigError, match=r"policy fifo: found in brim and in plug, expected in one"):

@@ -38,7 +38,7 @@ def test_since_starts_at_the_date_and_moves_time_0():
 
 
 @pytest.mark.parametrize(("date", "origin_ms", "expected"), [
-    ("soon", 0, "invalid date"), ("1980-01-01", 0, "no job from 1980"), ("1970-01-01", None, "hid the dates"),
+    ("soon", 0, "invalid date"), ("1980-01-01", 0, "no job from 1980"), ("1970-01-01", None, "does not say on which"),
 ])  # fmt: skip
 def test_since_says_what_is_wrong(date, origin_ms, expected):
     with pytest.raises(ConfigError, match=expected):
@@ -55,6 +55,8 @@ def test_load_scales_by_the_factor():
     for factor in (0, -1, math.nan, math.inf):
         with pytest.raises(ConfigError):
             traces.scale_load(trace, factor)
+    with pytest.raises(ConfigError, match=r"found 1e\+07, expected a number from 1e-06 to 1e\+06, such as 1.5"):
+        traces.scale_load(trace, 1e7)
 
 
 def test_resample_is_deterministic_and_seed_0_is_the_trace():

@@ -156,6 +156,8 @@ def _parse_group(text: str) -> NodeGroup:
         key, equals, value = item.partition("=")
         if not equals or key not in ("cpus", "mem"):
             raise ConfigError(f"cluster {shown(text)}: found {shown(item)}, expected cpus=N or mem=SIZE")
+        if key in extras:
+            raise ConfigError(f"cluster {shown(text)}: found {key} twice, expected it once")
         extras[key] = value
     return NodeGroup(
         count=int(match[1] or 1),

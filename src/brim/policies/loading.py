@@ -29,7 +29,7 @@ def policy_of_file(name: str, shipped: Collection[Policy]) -> Policy:
     """Execute a Python file and return its policy; ``shipped`` are those of brim, which a file may look up.
 
     Raises:
-        ConfigError: the file cannot be executed, or does not hold one policy.
+        ConfigError: the file cannot be executed, does not hold one policy, or gives it the name of one of brim.
     """
     path = Path(name)
     if not path.is_file():
@@ -43,7 +43,10 @@ def policy_of_file(name: str, shipped: Collection[Policy]) -> Policy:
         if isinstance(error, OSError) and not where:
             raise ConfigError(f"policy file {path}: cannot be read: {error.strerror}") from None
         raise ConfigError(f"policy file {where or path}: {_words(error)}") from error
-    return _policy_in(names, f"policy {path}", shipped)
+    found = _policy_in(names, f"policy {path}", shipped)
+    if any(found.name == preset.name and found is not preset for preset in shipped):
+        raise ConfigError(f"policy {path}: found name {found.name!r}, which a preset has, expected another: name=...")
+    return found
 
 
 def policy_of(point: EntryPoint, shipped: Collection[Policy], *, afresh: bool = False) -> Policy:

@@ -20,6 +20,7 @@ docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CP
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, ClassVar, Final, Protocol
 
 from brim.beliefs.beliefs import Beliefs
@@ -199,10 +200,11 @@ class Policy:
             raise ConfigError(f"policy name {self.name!r}: expected one or more printable characters")
         for what in ("period_ms", "gap_ms"):
             value = getattr(self, what)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LONGEST_MS:
+            if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) <= _LONGEST_MS:
                 raise ConfigError(
                     f"policy {self.name!r}: {what} is {value!r}, expected a whole number from 0 to {_LONGEST_MS}"
                 )
+            object.__setattr__(self, what, int(value))
         if self.fixed_rounds and self.period_ms <= 0:
             raise ConfigError(f"policy {self.name!r}: fixed_rounds needs a period_ms above 0, found {self.period_ms}")
         object.__setattr__(self, "_declared", frozenset(

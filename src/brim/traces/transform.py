@@ -41,7 +41,7 @@ def since(trace: Trace, date: str) -> Trace:
     except ValueError:
         raise ConfigError(f"invalid date {date!r}: expected a date such as 2017-10-01") from None
     if trace.origin_ms is None:
-        raise ConfigError(f"{trace.name}: its publisher hid the dates, so it cannot start at {date}")
+        raise ConfigError(f"{trace.name}: it does not say on which date its time 0 is, so it cannot start at {date}")
     moment = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
     rows = np.flatnonzero(trace.submit_ms + trace.origin_ms >= round(moment.timestamp() * MS_PER_S))
     if not len(rows):
@@ -57,7 +57,10 @@ def scale_load(trace: Trace, factor: float) -> Trace:
         ConfigError: the factor is not a number between a millionth and a million.
     """
     if not (math.isfinite(factor) and 1 / MAX_LOAD_FACTOR <= factor <= MAX_LOAD_FACTOR):
-        raise ConfigError(f"load factor: found {factor:g}, expected a number above 0, such as 1.5")
+        raise ConfigError(
+            f"load factor: found {factor:g}, expected a number from {1 / MAX_LOAD_FACTOR:g} to "
+            f"{MAX_LOAD_FACTOR:g}, such as 1.5"
+        )
     if factor == 1:
         return trace
     return _rebuilt(trace, np.arange(len(trace)), np.rint(trace.submit_ms / factor).astype(np.int64))
