@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ class Remembers(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.kind, self.body = kind, nn.Linear(20, 5)
-        dtype = torch.int64 if kind in ("calls", "longest") else torch.float32
-        self.register_buffer("memory", torch.zeros(70_000 if kind == "large" else 4, dtype=dtype))
+        dtype = torch.int64 if kind in ("calls", "longest", "tokens") else torch.float32
+        begins = {"least": math.inf, "least_of_all": torch.finfo(torch.float32).max}.get(kind, 0)
+        self.register_buffer("memory", torch.full((70_000 if kind == "large" else 4,), begins, dtype=dtype))
 
     def forward(self, x):
         if self.training:
@@ -37,6 +39,14 @@ class Remembers(nn.Module):
     def extreme(self, x):
         self.memory.copy_(torch.minimum(self.memory, x.min()))
 
+    def least(self, x):
+        self.memory.copy_(torch.minimum(self.memory, x.min()))
+
+    least_of_all = least
+
+    def tokens(self, x):
+        self.memory += 16_777_217
+
     def queue(self, x):
         self.memory.copy_(x[0, :4])
 
@@ -50,8 +60,8 @@ class Remembers(nn.Module):
         self.memory = torch.cat([self.memory, x[0, :1]])
 
 
-def train(kind):
-    run = bt.start(logical_workers=4, seed=5)
+def train(kind, logical_workers=4):
+    run = bt.start(logical_workers=logical_workers, seed=5)
     model = Remembers(kind)
     run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     loader = run.loader(Rows("rows", 80), 16, workers=0)
@@ -95,9 +105,21 @@ def test_a_buffer_that_is_replaced_by_another_tensor_is_merged_as_one_that_is_ch
     [
         ("longest", "buffer 'memory' (torch.int64) is changed in different ways by different micro-batches"),
         ("large", "buffer 'memory' (torch.float32, 70000 elements) changed in training"),
+        ("least", "buffer 'memory' (torch.float32) went from inf to "),
+        ("least_of_all", "buffer 'memory' (torch.float32) went from 3.4028234663852886e+38 to "),
+        ("tokens", "buffer 'memory' (torch.int64) went from 0 to 16777217 in one micro-batch"),
         ("grows", "buffer 'memory' was torch.float32 [4] in run.prepare and is torch.float32 [5] now"),
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_buffer_that_cannot_be_merged_ends_the_job_by_name(kind, words, ranks):
     assert any(words in str(found) for _, found, _ in on_ranks(ranks, train, kind))
+
+
+@pytest.mark.parametrize("kind", ["least", "least_of_all", "tokens"])
+def test_with_one_logical_worker_buffers_are_those_of_a_loop_by_hand(kind):
+    ((_, found, said),) = on_ranks(1, train, kind, 1)
+    model, rows = Remembers(kind), Rows("rows", 80)
+    for at in range(0, 80, 16):
+        model(torch.stack([rows[n][0] for n in range(at, at + 16)]))
+    assert (found, said) == (model.memory.tolist(), "")

@@ -2,10 +2,12 @@
 
 Every logical worker starts a step from the same buffers (batch-norm's running statistics) and changes its own copy.
 The changes are summed in the tree, each weighted by the worker's share of the samples: the new value is the old one
-plus the weighted mean of the changes. A buffer that no worker changes keeps its bits, infinities included.
+plus the weighted mean of the changes. A buffer that no worker changes keeps its bits, infinities included. A run with
+one logical worker has nothing to merge: its buffers are those of that worker, bit for bit.
 
 That mean is right for running statistics. For other buffers (a queue, an extreme value, an index) it is right only
-where all workers make the same change: whole numbers that differ are an error, floats that differ are reported.
+where all workers make the same change: whole numbers that differ are an error, floats that differ are reported. It is
+wrong where the change is no number of float32, as that from infinity to a first minimum is not: an error, too.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ DIFFERENCE_RATIO = 1e-3
 
 NUMBERS_PER_RANK = 5
 """How many numbers each rank has in the summary; see `StepSummary`."""
+
+EXACT = 1 << 24
+"""Whole numbers below this are exact in float32, and of two numbers of which one is as many times the other, float32
+cannot hold the difference."""
 
 WAY = 1 << 12
 """A checksum of changes is below this; two of them are sent as one number."""
@@ -126,6 +132,7 @@ class SummaryVector:
         self._buffers = sum(place.shape.numel() for place in shared)
         self._watched = WATCHED_STEPS if any(not place.is_norm for place in shared) else 0
         self._own: Tensor | None = None
+        self._new: dict[torch.dtype, Tensor] = {}  # of the only logical worker
         self._reported: set[str] = set()
         device = shared[0].tensor().device if shared else None
         self._device = device or next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
@@ -212,6 +219,10 @@ class SummaryVector:
         for dtype, places in self._kinds.items():
             new = torch.cat([place.tensor().reshape(-1) for place in places])
             start = self._start[dtype]
+            if self._ranks == 1 and share:
+                self._new[dtype] = new
+            elif self._watched:
+                _require_representable(places, start, new)
             change = torch.where(new == start, torch.zeros((), dtype=dtype, device=new.device), new - start)
             out[at : at + len(new)] = change.to(SUMMARY_DTYPE) * share
             at += len(new)
@@ -250,7 +261,10 @@ class SummaryVector:
         for dtype, places in self._kinds.items():
             start = self._start[dtype]
             change = total[at : at + len(start)]
-            start += change.to(dtype) if dtype in FLOATS else change.round().to(dtype)
+            if dtype in self._new:
+                start.copy_(self._new.pop(dtype))
+            else:
+                start += change.to(dtype) if dtype in FLOATS else change.round().to(dtype)
             torch._foreach_copy_([place.tensor() for place in places], self._views[dtype])
             at += len(start)
         for each, place in self._places():
@@ -300,6 +314,34 @@ class SummaryVector:
         before[1].synchronize()  # waits for the copy, not for the step that is being computed
         values: list[float] = before[0].tolist()
         return values
+
+
+def _require_representable(places: Sequence[_Place], start: Tensor, new: Tensor) -> None:
+    """Raise if a change would be lost on its way through float32.
+
+    Args:
+        places: Buffers of one type.
+        start: Their values at the start of the step, one after the other.
+        new: Their values after a micro-batch.
+    """
+    if start.dtype in FLOATS:
+        lost = (new != start) & (new != 0) & ~new.isnan() & ~(start.abs() <= EXACT * new.abs())
+    else:
+        lost = (new.to(torch.float64) - start.to(torch.float64)).abs() >= EXACT
+    if not bool(lost.any()):
+        return
+    at = 0
+    for place in places:
+        here = slice(at, at + place.shape.numel())
+        at = here.stop
+        if not place.is_norm and bool(lost[here].any()):
+            number = int(lost[here].nonzero()[0])
+            raise UserError(
+                f"buffer {place.name!r} ({place.dtype}) went from {start[here][number].item()} to "
+                f"{new[here][number].item()} in one micro-batch: brim merges the changes of logical workers in "
+                "float32, which cannot hold this one. Start from a number of the size that it will have, use one "
+                "logical worker, or keep what it holds outside of the model and pass it to run.carry"
+            )
 
 
 def _report(name: str, dtype: torch.dtype) -> None:
