@@ -25,7 +25,7 @@ import torch.distributed as dist
 from brim.errors import ConfigError
 from brim.gang.messages import PREEMPTED, Error, GroupFormed, Leaving, Prepare, Ready, Saved, Stop, TuneSettings
 from brim.train.integrations import manifests
-from brim.train.membership.process_end import on_sigterm, report_exceptions
+from brim.train.membership.process_end import OnSigterm, on_sigterm, report_exceptions
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.supervisor_client import SupervisorClient
 from brim.units import counted
@@ -80,7 +80,7 @@ class Handshake:
     def own_sigterm(self) -> None:
         """Replace the current handler of SIGTERM."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda _number, _frame: self.ask())
+            signal.signal(signal.SIGTERM, OnSigterm(self.ask, signal.SIG_DFL))
 
     def begin(self, step: int, resumed: str | None = None) -> None:
         """Report that this rank is ready to train; exit if a stop was requested while it was built.
