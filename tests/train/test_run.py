@@ -251,6 +251,34 @@ def test_unused_parameters_may_count_as_zeros():
     assert found.pop()[0]
 
 
+def shared(kind, checkpoint=None, epochs=2):
+    """A network whose first layer is also a part of a second model, or is given once more by itself."""
+    run = bt.start(logical_workers=4, seed=5, checkpoint=checkpoint)
+    first, last = nn.Sequential(nn.Linear(20, 5), nn.BatchNorm1d(5)), nn.Linear(5, 20, bias=False)
+    head = nn.Linear(20, 5, bias=False)
+    head.weight = first[0].weight
+    models = {"one": [nn.ModuleList([first, last, head])], "two": [first, nn.ModuleList([last, head])]}
+    models["part"] = [*models["one"], first]
+    optimizer = torch.optim.SGD(models["one"][0].parameters(), lr=0.1, momentum=0.9)
+    run.prepare(*models[kind], optimizer)
+    run.clip(0.5)
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    for _ in run.epochs(epochs):
+        for x, y in run.steps(loader):
+            run.backward(loss_of(head(last(first(x))), y))
+            run.step()
+    run.close()
+    return run.steps_done, run.digest(), [t.detach().numpy().tobytes() for t in models["one"][0].state_dict().values()]
+
+
+def test_models_may_share_parameters_and_come_to_what_one_model_comes_to(tmp_path):
+    found = {kind: shared(kind) for kind in ("one", "two", "part")}
+    assert found["one"][2] == found["two"][2] == found["part"][2]
+    shared("two", tmp_path, 1)
+    assert shared("two", tmp_path) == found["two"]
+    assert on_ranks(2, shared, "two") == [found["two"]] * 2
+
+
 def few_samples():
     """An epoch that ends in a step of two samples: two of four workers have none, rank 0 of 4 has no iteration."""
     run = bt.start(logical_workers=4)

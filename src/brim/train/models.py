@@ -93,11 +93,15 @@ def plain_name(name: str) -> str:
 
 
 def named_parameters(models: Iterable[nn.Module]) -> list[tuple[str, Tensor]]:
-    """Return the trainable parameters, with names that are unique over all models."""
-    several = len(list(models)) > 1
-    return [
-        (plain_name(f"{number}.{name}" if several else name), param)
-        for number, model in enumerate(models)
-        for name, param in model.named_parameters()
-        if param.requires_grad
-    ]
+    """Return the trainable parameters, with names that are unique over all models.
+
+    A parameter that several models hold is returned once, with its name in the first of them.
+    """
+    models = list(models)
+    several = len(models) > 1
+    found: dict[int, tuple[str, Tensor]] = {}
+    for number, model in enumerate(models):
+        for name, param in model.named_parameters():
+            if param.requires_grad:
+                found.setdefault(id(param), (plain_name(f"{number}.{name}" if several else name), param))
+    return list(found.values())
