@@ -418,6 +418,41 @@ def test_the_batch_stays_in_its_range():
     assert loader.global_batch == 32
 
 
+def carry(value, place, checkpoint=None, epochs=3):
+    """A job that puts a value into a carried dict; returns the dict, and how many steps were done."""
+    run = bt.start(checkpoint=checkpoint)
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    best = run.carry("best", {"loss": value if place == "built" else None})
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    said = ""
+    try:
+        for _ in run.epochs(epochs):
+            for x, y in run.steps(loader):
+                run.backward(loss_of(model(x), y))
+                if run.step() and place == "step":
+                    best["loss"] = value
+            if place == "epoch":
+                best["loss"] = value
+    except UserError as error:
+        said = str(error)
+    run.close()
+    return best, run.steps_done, said
+
+
+@pytest.mark.parametrize(("place", "steps"), [("built", 0), ("step", 1), ("epoch", 5)])
+def test_a_carried_value_that_cannot_be_saved_is_refused_early_also_without_a_folder(place, steps):
+    _, done, said = carry(np.zeros(2), place)
+    assert done == steps
+    assert "run.carry: best.loss is a numpy.ndarray, which cannot be saved: use" in said
+
+
+def test_a_carried_number_of_numpy_is_saved_and_comes_back(tmp_path):
+    value = np.array([0.5, 0.7], np.float32).mean()
+    assert carry(value, "epoch", tmp_path) == ({"loss": value}, 15, "")
+    assert carry(0.0, "built", tmp_path) == ({"loss": float(value)}, 15, "")
+
+
 class SAM(torch.optim.SGD):
     """By its shape: a first step up, and, after another backward, a second one."""
 

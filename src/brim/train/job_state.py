@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from brim.errors import ConfigError
+from brim.errors import ConfigError, UserError
+from brim.train.checkpoint.flatten import flatten_state
 from brim.train.checkpoint.saving import Checkpoints
 from brim.train.data.batches import Batches
 from brim.train.gradients.noise import Noise
@@ -19,6 +21,12 @@ from brim.train.membership.evaluation import ALONE
 from brim.train.membership.ranks import Ranks
 from brim.train.position import Position
 from brim.train.state import Lambda, State, copied
+
+CARRIED: Final = "user."
+"""What the names of the objects given to ``run.carry`` begin with."""
+
+CARRIED_LOOKS: Final = 2
+"""Ours: what a script puts into carried objects in a step or after an epoch has been there once by then."""
 
 
 class JobState:
@@ -52,6 +60,7 @@ class JobState:
         self._before_loader: dict[str, Any] | None = None  # a loaded state, until the script has made its loader
         self._after_epoch: tuple[dict[str, Tensor], Any] | None = None
         self._after_steps: tuple[dict[str, Tensor], Any] | None = None
+        self._looks: Counter[str] = Counter()
         self.parts.parts["run"] = Lambda(self._give_numbers, self._take_numbers)
 
     # -- as `rendezvous` uses it
@@ -123,6 +132,23 @@ class JobState:
         for change, value in self.tuned_loader.items():
             if hasattr(self.loader, change):
                 getattr(self.loader, change)(value)
+
+    def check_carried(self, when: str) -> None:
+        """Look over the carried objects, `CARRIED_LOOKS` times at each kind of moment: a save may come hours later.
+
+        Raises:
+            UserError: one has a value that cannot be saved.
+        """
+        if self._looks[when] == CARRIED_LOOKS:
+            return
+        self._looks[when] += 1
+        for name, part in self.parts.parts.items():
+            if name.startswith(CARRIED):
+                state = part.state_dict()
+                try:
+                    flatten_state(state, prefix=name.removeprefix(CARRIED))
+                except (TypeError, ValueError) as error:
+                    raise UserError(f"run.carry: {error}") from None
 
     # -- the end of an epoch
 

@@ -32,7 +32,7 @@ from brim.train.gradients.noise import Noise, Rule, rule_for
 from brim.train.gradients.per_worker import PerWorker
 from brim.train.gradients.tree import is_power_of_two
 from brim.train.gradients.update import Schedule
-from brim.train.job_state import JobState
+from brim.train.job_state import CARRIED, JobState
 from brim.train.membership.commands import Commands
 from brim.train.membership.evaluation import Operation, random_numbers_kept, reduced
 from brim.train.membership.process_end import on_sigterm, report_exceptions
@@ -43,7 +43,7 @@ from brim.train.models import refuse_several_losses, refuse_wrapped, told_loss
 from brim.train.position import Position
 from brim.train.saves import Saves
 from brim.train.state import Values, place_optimizer
-from brim.train.step import CARRIED, TrainingStep
+from brim.train.step import TrainingStep
 from brim.units import counted
 
 T = TypeVar("T")
@@ -257,8 +257,9 @@ class Run:
         Args:
             name: A unique name.
             thing: An object with ``state_dict`` and ``load_state_dict``, or a dict of plain values, which is filled
-                in place when a state is loaded: ``best = run.carry("best", {"loss": None})``. In a gang of several
-                ranks its state is copied at the start of every step, and loaded again if the step is undone.
+                in place when a state is loaded: ``best = run.carry("best", {"loss": None})``. Numbers of NumPy come
+                back as Python's. In a gang of several ranks its state is copied at the start of every step, and loaded
+                again if the step is undone.
         """
         part = Values(thing) if isinstance(thing, dict) else thing
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -376,7 +377,11 @@ class Run:
         if call > position.epoch:  # a loop without run.epochs
             self._job.close_epoch()
         epoch = position.script_epoch = position.epoch
+        began = position.steps_done
+        self._job.check_carried("before the steps")
         while True:
+            if position.steps_done > began:
+                self._job.check_carried("after a step")
             coordinator.between_steps()
             self._instrument.between_steps(self, self._job.parts)
             if self._job.is_ahead:

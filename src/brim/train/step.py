@@ -24,7 +24,7 @@ from brim.train.gradients.noise import Rule
 from brim.train.gradients.per_worker import PerWorker
 from brim.train.gradients.step_summary import StepSummary, SummaryVector, same_changes
 from brim.train.instrument import Instrument
-from brim.train.job_state import JobState
+from brim.train.job_state import CARRIED, JobState
 from brim.train.membership.commands import Commands
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.ranks import Ranks
@@ -36,9 +36,6 @@ MEASURED_FIRST_S: Final = 1.0
 """Time that the first report of a configuration covers. Our choice: as often as progress is sent."""
 SETTLING_STEPS: Final = 3
 """Steps of a new configuration that are not measured. Our choice: few, since a step may take a minute."""
-
-CARRIED: Final = "user."
-"""What the names of the objects given to ``run.carry`` begin with."""
 
 FAST_RANKS_MAX: Final = 256
 """Ranks in fast mode, for which the summary has room."""

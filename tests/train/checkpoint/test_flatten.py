@@ -219,8 +219,23 @@ def test_kinds_that_would_not_come_back_are_refused_by_place():
         flatten_state(loop)
     with pytest.raises(ValueError, match="not JSON from flatten_state"):
         unflatten_state({}, {"keys": "odd", "items": []})
-    taken, tree = flatten_state({"lr": np.float64(0.1)})
-    assert unflatten_state(taken, tree) == {"lr": 0.1}
+
+
+def test_numbers_and_texts_of_numpy_become_those_of_python():
+    given = {
+        "lr": np.float64(0.1), "best": np.float32(0.1), "half": np.float16(math.inf), "n": np.int64(7),
+        "ok": np.bool_(True), "text": np.str_("a"), "raw": np.bytes_(b"b"),
+        "key": {np.int32(3): np.uint8(4), (np.int64(1),): 0},
+    }
+    plain = {
+        "lr": 0.1, "best": float(np.float32(0.1)), "half": math.inf, "n": 7, "ok": True, "text": "a", "raw": b"b",
+        "key": {3: 4, (1,): 0},
+    }
+    taken, tree = flatten_state(given)
+    assert equal(unflatten_state(taken, json.loads(json.dumps(tree))), plain)
+    for other in (np.longdouble(1), np.complex64(1), np.datetime64("2026-01-01")):
+        with pytest.raises(TypeError, match=f"a is a numpy.{type(other).__name__}, which cannot be saved"):
+            flatten_state({"a": other})
 
 
 def test_what_changes_after_save_returns_is_not_in_the_checkpoint(tmp_path):

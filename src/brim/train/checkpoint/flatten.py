@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,8 +35,8 @@ def flatten_state(state: object, *, prefix: str = "") -> tuple[dict[str, Tensor]
 
     Args:
         state: Nested ``dict``, ``OrderedDict``, ``Counter``, ``list``, ``tuple``, ``torch.Size`` of tensors, None,
-            bool, int, float, str, bytes, ``torch.dtype``. Subclasses of int, float and str (NumPy's float64) are
-            converted to these.
+            bool, int, float, str, bytes, ``torch.dtype``. Subclasses of int, float and str, and numbers and texts of
+            NumPy, are converted to these.
         prefix: Prefix of all tensor names.
 
     Returns:
@@ -113,6 +114,9 @@ def _key(key: object, path: str) -> Json:
 
 
 def _scalar(state: object, path: str) -> Json:
+    if isinstance(state, np.bool_ | np.integer | np.floating | np.str_ | np.bytes_):
+        converted = state.item()  # a longdouble stays one, and is refused below
+        state = converted if not isinstance(converted, np.generic) else state
     if state is None or isinstance(state, bool):
         return state
     if isinstance(state, int):
