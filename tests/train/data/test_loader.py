@@ -378,6 +378,28 @@ def test_a_dataset_that_changes_its_length_is_refused():
             loader.fetch(0, 1, 0)
 
 
+class Corpus:
+    """Windows of a long text: more samples than there is memory for their order."""
+
+    def __len__(self) -> int:
+        return 10**14
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_in_its_own_order_may_have_any_number_of_samples(workers):
+    with Loader(Corpus(), 4, shuffle=False, workers=workers) as loader:
+        assert loader.fetch(0, 0, 0).tolist() == [0, 1, 2, 3]
+        assert loader.fetch(0, 10**13, 0).tolist() == [*range(4 * 10**13, 4 * 10**13 + 4)]
+
+
+def test_an_order_for_which_there_is_no_memory_is_refused_with_its_size():
+    with pytest.raises(ConfigError, match="shuffled orders of 100000000000000 samples need 1600000000000000 bytes"):
+        Loader(Corpus(), 4, workers=0)
+
+
 class Endless:
     """A dataset that does not say its length."""
 

@@ -71,7 +71,8 @@ class Loader:
             micro-batch takes long, there may be more of them, of 256 MiB in all.
         collate: Function from a list of samples to a batch; torch's ``default_collate`` by default.
         pin_memory: Copy batches to page-locked memory, on a machine with a GPU.
-        shuffle: Draw a new order in every epoch; the default for map-style datasets, not possible for iterable ones.
+        shuffle: Draw a new order in every epoch, for which 16 bytes of memory per sample are used; the default for
+            map-style datasets, not possible for iterable ones.
         last: Whether to "keep" or "drop" the end of an epoch that is smaller than a global batch.
         length: Samples in an epoch of an iterable dataset without ``__len__``; "count" iterates over it once.
         sample_rng: Seed Python, numpy and torch for every sample: 20 us for datasets that draw random numbers. Without
@@ -118,7 +119,7 @@ class Loader:
         )
         self._recipe = Recipe(dataset, total, seed, stream, collate or default_collate, sample_rng)
         self._streams, self._maps = Streams(self._recipe), Samples(self._recipe)
-        self._orders = EpochOrders(self._sampler, stream=stream)
+        self._orders = EpochOrders(self._sampler)
         self._pinner = ThreadPoolExecutor(1, "brim-pin") if pin_memory and torch.cuda.is_available() else None
         self._timeout_s = timeout_s
         self._ahead: Prefetcher | None = None

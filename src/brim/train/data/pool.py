@@ -89,7 +89,7 @@ class Pool:
         target: Number of workers there should be.
     """
 
-    def __init__(self, recipe: Recipe, orders: NDArray[np.int64]) -> None:
+    def __init__(self, recipe: Recipe, orders: NDArray[np.int64] | None) -> None:
         self._recipe, self._orders, self._owner = recipe, orders, os.getpid()
         self._wanted: dict[int, LoadTask] = {}
         self._unsent: deque[LoadTask | None] = deque()  # None asks a worker to stop

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from brim.errors import ConfigError
 from brim.train.data.pool import LoadTask, Pool
 from brim.train.data.sampler import Sampler, Span
-from brim.train.data.worker import shared_array
+from brim.train.data.worker import sample_ids, shared_array
 
 AHEAD_MAX = 256
 """Most prefetched micro-batches; each needs an open file, and the limit of a process is often 1,024. Our choice."""
@@ -20,24 +21,39 @@ class EpochOrders:
     """The sample orders of the current and the next epoch, in memory shared with the worker processes.
 
     The order of an epoch is overwritten by that of the epoch after the next; by then all its steps are committed.
+
+    Attributes:
+        rows: The two orders, shape (2, samples); None if samples come in the order of the dataset.
+
+    Raises:
+        ConfigError: there is not enough memory for them.
     """
 
-    def __init__(self, sampler: Sampler, *, stream: bool) -> None:
-        self._sampler, self._stream = sampler, stream
-        self.rows: NDArray[np.int64] = shared_array(0 if stream else 2 * sampler.length).reshape(2, -1)
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.rows = _rows(sampler.length) if sampler.shuffle else None
         self._epochs = [-1, -1]
 
     def ids(self, span: Span) -> list[int]:
         """Return the sample ids of a span of a map-style dataset."""
         self.prepare(span.epoch)
-        found: list[int] = self.rows[span.epoch % 2, span.start:span.stop].tolist()
-        return found
+        return sample_ids(self.rows, span.epoch, span.start, span.stop)
 
     def prepare(self, epoch: int) -> None:
         """Write the order of this epoch to its row, unless it is there already."""
-        if not self._stream and self._epochs[epoch % 2] != epoch:
+        if self.rows is not None and self._epochs[epoch % 2] != epoch:
             self._sampler.order(epoch, out=self.rows[epoch % 2])
             self._epochs[epoch % 2] = epoch
+
+
+def _rows(samples: int) -> NDArray[np.int64]:
+    try:
+        return shared_array(2 * samples).reshape(2, samples)
+    except (OSError, OverflowError, MemoryError) as error:
+        raise ConfigError(
+            f"the shuffled orders of {samples} samples need {16 * samples} bytes of memory, which cannot be had "
+            f"({error}): use shuffle=False with a dataset that is in random order, or an iterable dataset"
+        ) from None
 
 
 class Prefetcher:

@@ -64,7 +64,7 @@ class Shared:
         answers: Socket of ANSWER messages, written by workers and spawner.
         control: Socket of slots for which the spawner forks a worker; at end of file, spawner and workers end.
         board: Current task id of each slot, then the lowest id still wanted, shape (SLOTS + 1,).
-        orders: Sample ids in the order of the even and of the odd epoch, shape (2, samples).
+        orders: Sample ids in the order of the even and of the odd epoch, shape (2, samples); None: not shuffled.
         recipe: How samples are loaded.
     """
 
@@ -72,7 +72,7 @@ class Shared:
     answers: socket.socket
     control: socket.socket
     board: NDArray[np.int64]
-    orders: NDArray[np.int64]
+    orders: NDArray[np.int64] | None
     recipe: Recipe
 
 
@@ -212,7 +212,7 @@ def work(shared: Shared, slot: int) -> None:
             if shared.recipe.stream:
                 load = partial(streams.load, epoch, start, stop)
             else:
-                load = partial(maps.load, epoch, shared.orders[epoch % 2, start:stop].tolist())
+                load = partial(maps.load, epoch, sample_ids(shared.orders, epoch, start, stop))
             kind, size = answer(load, handles[0])
         for handle in handles:
             os.close(handle)
@@ -276,3 +276,11 @@ def shared_array(places: int) -> NDArray[np.int64]:
     """Return an array of zeros that a process shares with the processes it forks, shape (places,)."""
     memory: Any = mmap.mmap(-1, max(places, 1) * 8)
     return np.frombuffer(memory, np.int64, places)
+
+
+def sample_ids(orders: NDArray[np.int64] | None, epoch: int, start: int, stop: int) -> list[int]:
+    """Return the sample ids at positions ``start`` to ``stop`` - 1 of an epoch; see `Shared`."""
+    if orders is None:
+        return list(range(start, stop))
+    found: list[int] = orders[epoch % 2, start:stop].tolist()
+    return found
