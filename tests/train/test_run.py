@@ -418,6 +418,49 @@ def test_the_batch_stays_in_its_range():
     assert loader.global_batch == 32
 
 
+class Positions(nn.Module):
+    def forward(self, x):
+        return x[..., None].expand(-1, -1, 2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "workers", "last", "warns"),
+    [
+        (70, 16, 4, "keep", True), (66, 16, 4, "keep", True), (71, 16, 4, "keep", True), (33, 16, None, "keep", True),
+        (72, 16, 4, "keep", False), (64, 16, 4, "keep", False), (70, 16, 4, "drop", False),
+        (34, 16, None, "keep", False),
+    ],
+)  # fmt: skip
+def test_a_single_sample_for_batch_norm_at_the_end_is_said_before_the_first_step(
+    samples, batch, workers, last, warns, capsys
+):
+    run = bt.start(logical_workers=workers)
+    model = nn.Sequential(Positions(), nn.BatchNorm1d(20), nn.Flatten(), nn.Linear(40, 5))
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(Rows("rows", samples), batch, workers=0, last=last)
+    said = []
+    for _ in run.epochs(2, steps=7):
+        for x, y in run.steps(loader):
+            said.append(capsys.readouterr().err)
+            run.backward(loss_of(model(x), y))
+            run.step()
+    run.close()
+    assert set(said[1:]) == {""}
+    words = "some of its micro-batches have one: that is too few for batch-norm (1), and an error of PyTorch where"
+    assert (words in said[0], "last='drop'" in said[0]) == (warns, warns)
+    assert said[0].count("\n") == warns
+
+
+def test_batch_norm_that_does_not_train_is_not_warned_of(capsys):
+    run = bt.start(logical_workers=4)
+    model = nn.Sequential(nn.Linear(20, 5), nn.BatchNorm1d(5))
+    model[1].eval()
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    next(run.steps(run.loader(Rows("rows", 70), 16, workers=0)))
+    run.close()
+    assert not capsys.readouterr().err
+
+
 def carry(value, place, checkpoint=None, epochs=3):
     """A job that puts a value into a carried dict; returns the dict, and how many steps were done."""
     run = bt.start(checkpoint=checkpoint)

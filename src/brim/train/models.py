@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from brim.errors import UserError
+from brim.units import counted
 
 WRAPPERS: Final = frozenset(
     {
@@ -65,6 +67,23 @@ def refuse_several_losses(optimizer: Optimizer) -> None:
             f"run.prepare got {type(optimizer).__name__}, which needs several losses, or a closure, for each step: "
             "brim sums one gradient per step over the ranks. Use another optimizer"
         )
+
+
+def single_samples(models: Iterable[nn.Module], loader: Any) -> str | None:
+    """Return the warning for a batch-norm that will get a single sample in the last step of an epoch, if one will."""
+    parts = [each for model in models for each in _modules(model)]
+    norms = [name for name, part in parts if isinstance(part, _BatchNorm) and part.training]
+    steps = getattr(loader, "steps_per_epoch", 0)
+    if not norms or not steps:
+        return None
+    shares = [loader.samples(loader.epoch, steps - 1, worker) for worker in range(loader.logical_workers)]
+    if 1 not in shares or sum(shares) == loader.global_batch:
+        return None
+    return (
+        f"the last step of an epoch has {counted(sum(shares), 'sample')}, and some of its micro-batches have one: that "
+        f"is too few for batch-norm ({plain_name(norms[0]) or 'the model itself'}), and an error of PyTorch where a "
+        "channel has one value per sample; use run.loader(..., last='drop')"
+    )
 
 
 def told_loss(loss: Any) -> float | Tensor | None:

@@ -39,7 +39,7 @@ from brim.train.membership.process_end import on_sigterm, report_exceptions
 from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.ranks import Ranks
 from brim.train.membership.rendezvous import NO_STATE
-from brim.train.models import refuse_several_losses, refuse_wrapped, told_loss
+from brim.train.models import refuse_several_losses, refuse_wrapped, single_samples, told_loss
 from brim.train.position import Position
 from brim.train.saves import Saves
 from brim.train.state import Values, place_optimizer
@@ -114,6 +114,7 @@ class Run:
         self.device = choose_device(device)
         self.values: dict[str, Any] = {}
         self._workers, self.seed, self._noise_every = logical_workers, seed, noise_every
+        self._warned = False
         self._per_worker: list[PerWorker] = []
         self._training: TrainingStep | None = None
         self._position, self._commands = Position(), Commands()
@@ -360,6 +361,7 @@ class Run:
         coordinator.use_loader(loader)
         self._job.catch_up()  # a loop without run.epochs
         coordinator.form()
+        self._warn_once(loader)
         if self._instrument.before_steps(self, loader):
             position.epoch = position.calls = loader.epoch
             coordinator.assign()
@@ -391,6 +393,12 @@ class Run:
             elif coordinator.all_are_at_the_end():
                 self._job.end_steps()
                 return
+
+    def _warn_once(self, loader: Batches) -> None:
+        """On one rank, before the first step here: tell what will go wrong only at the end of the epoch."""
+        if not self._warned and self.rank == 0 and (words := single_samples(self._job.parts.models, loader)):
+            sys.stderr.write(f"brim: {words}\n")
+        self._warned = True
 
     def backward(self, loss: Tensor) -> None:
         """Backward of this micro-batch; ``loss`` is the mean over its samples."""
