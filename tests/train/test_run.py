@@ -506,6 +506,38 @@ class SAM(torch.optim.SGD):
         pass
 
 
+class Pull(torch.optim.Optimizer):
+    """Moves every parameter by a fixed part of its gradient: it has no learning rate."""
+
+    def __init__(self, params):
+        super().__init__(params, {"part": 0.1})
+
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.sub_(group["part"] * param.grad)
+
+
+def test_an_optimizer_without_a_learning_rate_trains_and_has_nothing_to_scale():
+    found = []
+    for factor in (None, 0.5):
+        run = bt.start(seed=5)
+        model = nn.Linear(20, 5)
+        run.prepare(model, Pull(model.parameters()))
+        if factor is not None:
+            run.schedule(lambda _, factor=factor: factor)
+        loader = run.loader(Rows("rows"), 16, workers=0)
+        for _ in run.epochs(1):
+            for x, y in run.steps(loader):
+                run.backward(loss_of(model(x), y))
+                run.step()
+        run.close()
+        found.append((run.steps_done, run.digest()))
+    assert found[0] == found[1]
+    assert "lr" not in run._job.parts.optimizers[0].param_groups[0]
+
+
 class WithClosure(torch.optim.SGD):
     def step(self, closure):
         return super().step(closure)

@@ -416,7 +416,7 @@ class Run:
         self._job.update.max_norm, self._job.update.max_value = max_norm, max_value
 
     def schedule(self, factor: Schedule) -> None:
-        """Multiply the learning rates by ``factor(samples consumed)`` in every step."""
+        """Multiply the learning rates, where groups have one, by ``factor(samples consumed)`` in every step."""
         self._job.update.schedule = self._instrument.schedule(factor)
 
     def step(self) -> bool:

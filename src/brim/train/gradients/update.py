@@ -141,10 +141,14 @@ class OptimizerUpdate:
         self._scheduled = []
 
     def _step(self, optimizer: Optimizer, factor: float) -> None:
-        """Step with ``factor`` times the learning rates, then restore them, since schedules continue from them."""
-        rates = [group["lr"] for group in optimizer.param_groups]
+        """Step with ``factor`` times the learning rates, then restore them, since schedules continue from them.
+
+        An optimizer may have groups without a rate: there is nothing to scale in them.
+        """
+        groups = [group for group in optimizer.param_groups if "lr" in group]
+        rates = [group["lr"] for group in groups]
         if factor != 1.0:
-            for group in optimizer.param_groups:
+            for group in groups:
                 group["lr"] = group["lr"] * factor
         self._stepping = True
         try:
@@ -154,7 +158,7 @@ class OptimizerUpdate:
                 optimizer.step()
         finally:
             self._stepping = False
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
 
