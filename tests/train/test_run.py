@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import brim.train as bt
@@ -195,6 +196,34 @@ def test_a_refused_second_prepare_changes_nothing():
         run.prepare(second, torch.optim.SGD(second.parameters(), lr=0.1))
     assert run.hashes() == before
     run.close()
+
+
+class Repeated(nn.Module):
+    """A layer that is used three times, each time in a checkpoint of activations."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.layer, self.out, self.reentrant = nn.Linear(20, 20), nn.Linear(20, 5), reentrant
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        for _ in range(3):
+            x = torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=self.reentrant)
+        return self.out(x)
+
+
+def test_a_reentrant_checkpoint_of_a_layer_that_is_used_again_is_named():
+    for reentrant in (False, True):
+        run = bt.start(logical_workers=4)
+        model = Repeated(reentrant)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        x, y = next(run.steps(run.loader(Rows("rows"), 16, workers=0)))
+        loss = loss_of(model(x), y)
+        with contextlib.ExitStack() as fails:
+            if reentrant:
+                fails.enter_context(pytest.raises(UserError, match=r"'layer.*second gradient.* use_reentrant=False"))
+            run.backward(loss)
+        run.close()
 
 
 @pytest.mark.parametrize("wrong", ["thing", "rule", "model"])

@@ -327,7 +327,8 @@ class Buckets:
         if self._fired[index]:
             raise UserError(
                 f"parameter {self.names[index]!r} got a second gradient in one micro-batch: call run.backward once per "
-                "iteration, with the sum of the losses"
+                "iteration, with the sum of the losses; in torch.utils.checkpoint of a module that is used more than "
+                "once, or whose parameters are also used outside, use_reentrant=False"
             )
         self._fired[index] = True
         bucket = self._of[index]
