@@ -256,9 +256,10 @@ def test_a_closed_run_leaves_no_hooks():
     assert sys.excepthook is before
 
 
-def test_the_number_of_logical_workers_is_a_power_of_two():
-    with pytest.raises(ConfigError, match="power of two"):
-        bt.start(logical_workers=6)
+@pytest.mark.parametrize("number", [6, 0, 4.0, "4", True])
+def test_the_number_of_logical_workers_is_a_power_of_two(number):
+    with pytest.raises(ConfigError, match=f"logical_workers={number!r}: expected a .*power of two"):
+        bt.start(logical_workers=number)
 
 
 def zeros():
@@ -417,8 +418,14 @@ def test_of_two_runs_in_one_process_a_sigterm_asks_the_second(tmp_path):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"timeout_s": 0}, "timeout_s=0: expected more than 0"),
-        ({"noise_every": -1}, "noise_every=-1: expected at least 1, or None"),
+        ({"timeout_s": 0}, "timeout_s=0: expected more than 0 seconds"),
+        ({"timeout_s": "5"}, "timeout_s='5': expected more than 0 seconds, as a number"),
+        ({"noise_every": -1}, "noise_every=-1: expected a whole number from 1, or None"),
+        ({"noise_every": 2.5}, r"noise_every=2\.5: expected a whole number from 1, or None"),
+        ({"seed": 1.5}, r"seed=1\.5: expected a whole number from 0"),
+        ({"seed": "a"}, "seed='a': expected a whole number from 0"),
+        ({"checkpoint": ""}, "checkpoint='': expected the path of a folder, or None"),
+        ({"checkpoint": 5}, "checkpoint=5: expected the path of a folder, or None"),
         ({"unused": "ignore"}, "unused='ignore': expected 'error' or 'zeros'"),
         ({"micro_batch": 0}, "micro_batch=0: expected a whole number from 1"),
         ({"batch_range": (32, 64)}, r"global_batch=16: expected 32 to 64 \(batch_range\)"),
@@ -429,12 +436,46 @@ def test_options_are_checked(option, words):
         return {name: option[name] for name in names if name in option}
 
     def begin():
-        run = bt.start(**of("timeout_s", "noise_every"))
+        run = bt.start(**of("timeout_s", "noise_every", "seed", "checkpoint"))
         run.prepare(nn.Linear(20, 5), **of("unused"))
         run.loader(Rows("rows"), 16, workers=0, **of("micro_batch", "batch_range"))
 
     with pytest.raises(ConfigError, match=words):
         begin()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda run: next(run.epochs("3")), "run.epochs: number='3': expected a whole number from 0"),
+        (lambda run: next(run.epochs(3, steps="8")), "run.epochs: steps='8': expected a whole number"),
+        (lambda run: run.clip(-1), "run.clip: max_norm=-1: expected more than 0"),
+        (lambda run: run.clip("a"), "run.clip: max_norm='a': expected more than 0, as a number, or None"),
+        (lambda run: run.clip(max_value=float("nan")), "run.clip: max_value=nan: expected more than 0"),
+        (lambda run: run.schedule(0.5), r"run.schedule: factor=0\.5: expected a function"),
+        (lambda run: run.prepare(nn.Linear(2, 2), torch.optim.SGD), "run.prepare got the class SGD, expected"),
+        (lambda run: run.backward(0.5), "run.backward got a float, expected the loss as a tensor"),
+    ],
+)
+def test_arguments_of_calls_are_checked(call, words):
+    run = bt.start()
+    if "backward" in words:
+        model = nn.Linear(20, 5)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        next(run.steps(run.loader(Rows("rows"), 16, workers=0)))
+    with pytest.raises(UserError, match=words):
+        call(run)
+    run.close()
+
+
+def test_numbers_of_numpy_are_arguments():
+    run = bt.start(logical_workers=np.int64(4), seed=np.int32(5), timeout_s=np.float32(20))
+    run.clip(np.float64(0.5), max_value=torch.tensor(float("inf")))
+    loader = run.loader(Rows("rows"), np.int64(16), workers=np.int8(0), batch_range=np.array([8, 32]))
+    assert (run.logical_workers, run.seed, loader.global_batch) == (4, 5, 16)
+    assert {type(value) for value in (run.logical_workers, run.seed, loader.global_batch)} == {int}
+    assert run.settings()["rules"] == {"global_batch": 16, "max_norm": 0.5, "max_value": float("inf")}
+    run.close()
 
 
 def test_the_batch_stays_in_its_range():

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from brim.errors import ConfigError, UserError
 from brim.gang.messages import Leaving
 from brim.train import instrument, reproducibility
+from brim.train.arguments import folder, function, positive, whole
 from brim.train.checkpoint.saving import Checkpoints
 from brim.train.coordinator import Coordinator
 from brim.train.data.batches import Batches
@@ -102,12 +103,14 @@ class Run:
         self._instrument = instrument.attached()
         options = self._instrument.options({"logical_workers": logical_workers, "checkpoint": checkpoint})
         logical_workers, checkpoint = options["logical_workers"], options["checkpoint"]
-        if logical_workers is not None and not is_power_of_two(logical_workers):
-            raise ConfigError(f"logical_workers={logical_workers}: expected a power of two (1, 2, 4, 8, ...)")
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout_s={timeout_s}: expected more than 0 seconds")
-        if noise_every is not None and noise_every < 1:
-            raise ConfigError(f"noise_every={noise_every}: expected at least 1, or None for never")
+        if logical_workers is not None:
+            logical_workers = whole(logical_workers, "logical_workers", 1, other=" that is a power of two, or None")
+            if not is_power_of_two(logical_workers):
+                raise ConfigError(f"logical_workers={logical_workers}: expected a power of two (1, 2, 4, 8, ...)")
+        if noise_every is not None:
+            noise_every = whole(noise_every, "noise_every", 1, other=", or None for never")
+        seed, timeout_s = whole(seed, "seed", 0), positive(timeout_s, "timeout_s", unit=" seconds")
+        checkpoint = None if checkpoint is None else folder(checkpoint, "checkpoint")
         refuse_tasks_of_slurm()
         if logical_workers is not None:
             fix_threads()
@@ -229,6 +232,8 @@ class Run:
             fix_shapes()
 
     def _take_in(self, thing: Any) -> None:
+        if isinstance(thing, type):
+            raise UserError(f"run.prepare got the class {thing.__name__}, expected an object of it, made by calling it")
         refuse_wrapped(thing)
         if isinstance(thing, nn.Module):
             thing.to(self.device)
@@ -300,7 +305,7 @@ class Run:
 
         In fast mode ``micro_batch`` bounds the samples of one micro-batch: gradients are accumulated over several.
         """
-        from brim.train.data.loader import Loader, checked  # noqa: PLC0415  (imports multiprocessing, which a rank may not need)
+        from brim.train.data.loader import Loader  # noqa: PLC0415  (imports multiprocessing, which a rank may not need)
 
         micro_batch = options.pop("micro_batch", None)
         check_options(options, Loader)
@@ -308,7 +313,7 @@ class Run:
         options.setdefault("pin_memory", self.device.type == "cuda")
         loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
         if micro_batch is not None:
-            micro_batch = checked(micro_batch, "micro_batch", 1, sys.maxsize)
+            micro_batch = whole(micro_batch, "micro_batch", 1)
         micro_batch = self._instrument.micro_batch(micro_batch, global_batch)
         if micro_batch is not None:
             self._coordinator.micro_batch = micro_batch
@@ -328,6 +333,8 @@ class Run:
                 for a rank, too, that learns of the last step from another.
         """
         position, job = self._position, self._job
+        number = whole(number, "run.epochs: number", 0)
+        steps = None if steps is None else whole(steps, "run.epochs: steps", 0, other=", or None")
         number, position.last_step = self._instrument.epochs(number, steps)
         position.limits = [number, position.last_step]
         self._coordinator.form()
@@ -412,11 +419,23 @@ class Run:
         Args:
             max_norm: Scale all gradients down to this norm over all parameters, as ``clip_grad_norm_`` does.
             max_value: Clamp every element to plus and minus this, as ``clip_grad_value_`` does.
+
+        Raises:
+            ConfigError: one is not more than 0.
         """
+        if max_norm is not None:
+            max_norm = positive(max_norm, "run.clip: max_norm", other=", or None not to clip")
+        if max_value is not None:
+            max_value = positive(max_value, "run.clip: max_value", other=", or None not to clip")
         self._job.update.max_norm, self._job.update.max_value = max_norm, max_value
 
     def schedule(self, factor: Schedule) -> None:
-        """Multiply the learning rates, where groups have one, by ``factor(samples consumed)`` in every step."""
+        """Multiply the learning rates, where groups have one, by ``factor(samples consumed)`` in every step.
+
+        Raises:
+            ConfigError: it is no function.
+        """
+        function(factor, "run.schedule: factor", "a function from the samples consumed to a factor")
         self._job.update.schedule = self._instrument.schedule(factor)
 
     def step(self) -> bool:

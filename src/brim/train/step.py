@@ -260,6 +260,9 @@ class TrainingStep:
         micro, scaler = self.micro, self._job.update.scaler
         if micro is None or micro.done:
             raise UserError("run.backward outside of run.steps, or twice in one iteration: call it once, with the sum")
+        if not isinstance(loss, Tensor):
+            kind = type(loss).__name__
+            raise UserError(f"run.backward got a {kind}, expected the loss as a tensor: the mean over the batch")
         if loss.numel() != 1:
             raise UserError(f"the loss has shape {tuple(loss.shape)}, expected one number: the mean over the batch")
         micro.done = True

@@ -417,6 +417,19 @@ class Endless:
     (Plain(100), {"global_batch": 8, "workers": -1}, "workers=-1: expected a whole number from 0"),
     (Plain(100), {"global_batch": 8, "workers": True}, "workers=True"),
     (Plain(100), {"global_batch": 8, "prefetch": 0}, "prefetch=0: expected a whole number from 1"),
+    (Plain(100), {"global_batch": 16.0}, r"global_batch=16\.0: expected a whole number from 1"),
+    (Plain(100), {"global_batch": "16"}, "global_batch='16': expected a whole number from 1"),
+    (Plain(100), {"global_batch": 8, "seed": 1.5}, r"seed=1\.5: expected a whole number from 0"),
+    (Plain(100), {"global_batch": 8, "collate": 3}, "collate=3: expected a function"),
+    (Plain(100), {"global_batch": 8, "timeout_s": "x"}, "timeout_s='x': expected more than 0 seconds, as a number, or"),
+    (Plain(100), {"global_batch": 8, "batch_range": (16,)}, r"batch_range=\(16,\): expected two whole numbers"),
+    (Plain(100), {"global_batch": 8, "batch_range": (64, 16)}, r"batch_range=\(64, 16\): expected two whole"),
+    (Plain(100), {"global_batch": 8, "batch_range": 16}, "batch_range=16: expected two whole numbers"),
+    (Stream(), {"global_batch": 8, "length": 60.0}, r"leave length out"),
+    (Unsized(), {"global_batch": 8, "length": 60.0}, r"length=60\.0: expected a whole number from 1, or 'count'"),
+    (Unsized(), {"global_batch": 8, "length": "60"}, "length='60': expected a whole number from 1, or 'count'"),
+    (Unsized(), {"global_batch": 8, "length": -5}, "length=-5: expected a whole number from 1, or 'count'"),
+    (Plain(1), {"global_batch": 16, "logical_workers": 2}, "1 logical worker, and a global batch of at most 1$"),
 ])
 def test_errors_say_what_to_change(dataset, arguments, says):
     with pytest.raises(ConfigError, match=says):

@@ -203,7 +203,7 @@ def test_a_ledger_of_another_dataset_or_version_is_refused():
     ({"global_batch": 10, "logical_workers": 4}, "global_batch=10 is not a multiple of 4 logical workers: use 8 or 12"),
     ({"global_batch": 3, "logical_workers": 4}, "use 4$"),
     ({"global_batch": 128, "logical_workers": 4}, "has 100 samples, fewer than one .* use global_batch=100 or less"),
-    ({"global_batch": 128, "logical_workers": 128}, "use at most 100 logical workers"),
+    ({"global_batch": 128, "logical_workers": 128}, "use at most 100 logical workers, and .* of at most 100$"),
     ({"global_batch": 4, "logical_workers": 0}, "at least 1"),
     ({"global_batch": 4, "logical_workers": 4, "last": "pad"}, "'keep' or 'drop'"),
     ({"global_batch": 4, "logical_workers": 4, "seed": -1}, "seed=-1"),

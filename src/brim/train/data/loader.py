@@ -21,6 +21,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as page_locked
 
 from brim.errors import ConfigError, UserError
 from brim.gang.messages import LOADER_WORKERS_VARIABLE
+from brim.train.arguments import bounds, function, positive, whole
 from brim.train.data.autotune import WorkerTuner
 from brim.train.data.fetch import Collate, Recipe, Samples, Streams, count, undisturbed
 from brim.train.data.pool import LoaderError, LoadTask, Pool
@@ -110,8 +111,14 @@ class Loader:
         stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         if stream and shuffle:
             raise ConfigError("shuffle=True with an iterable dataset: it comes in its own order; shuffle inside it")
+        seed, global_batch = whole(seed, "seed", 0), whole(global_batch, "global_batch", 1)
+        if collate is not None:
+            function(collate, "collate", "a function from a list of samples to a batch, or None")
+        if timeout_s is not None:
+            timeout_s = positive(timeout_s, "timeout_s", unit=" seconds", other=", or None")
+        self._timeout_s = timeout_s
+        self._batch_range = None if batch_range is None else bounds(batch_range, "batch_range")
         total = length_of(dataset, stream=stream, length=length, seed=seed)
-        self._batch_range = batch_range
         self._check_range(global_batch)
         self._sampler = Sampler(
             total, global_batch=global_batch, logical_workers=logical_workers, seed=seed,
@@ -121,13 +128,12 @@ class Loader:
         self._streams, self._maps = Streams(self._recipe), Samples(self._recipe)
         self._orders = EpochOrders(self._sampler)
         self._pinner = ThreadPoolExecutor(1, "brim-pin") if pin_memory and torch.cuda.is_available() else None
-        self._timeout_s = timeout_s
         self._ahead: Prefetcher | None = None
         self._pool: Pool | None = None
         self._tuner: WorkerTuner | None = None
         self._closed = False
         self._assigned = range(logical_workers)
-        self._workers, self._prefetch = 0, checked(prefetch, "prefetch", 1, 10_000)
+        self._workers, self._prefetch = 0, whole(prefetch, "prefetch", 1, 10_000)
         self._fetches, self._samples = 0, 0
         self.wait_s = 0.0
         self._workers_max = granted_workers()
@@ -241,6 +247,7 @@ class Loader:
 
     def set_global_batch(self, global_batch: int) -> None:
         """Change the global batch, starting with the next step to be committed; call it only between two steps."""
+        global_batch = whole(global_batch, "global_batch", 1)
         self._check_range(global_batch)
         self._sampler.set_global_batch(global_batch)
         self._restart(self.epoch, self.step, self._assigned.start)
@@ -258,20 +265,20 @@ class Loader:
             self._tuner = WorkerTuner(self._workers_max)
             workers = self._tuner.workers
         else:
-            checked(workers, "workers", 0, SLOTS - 1)
+            workers = whole(workers, "workers", 0, SLOTS - 1, other=", or 'auto'")
             self._tuner = None
         self._resize(workers)
 
     def set_workers_max(self, most: int) -> None:
         """Change the largest number that "auto" may use; its search goes on. Other numbers stay as they are."""
-        self._workers_max = checked(most, "most", 0, SLOTS - 1)
+        self._workers_max = whole(most, "most", 0, SLOTS - 1)
         if self._tuner is not None:
             self._tuner.limit(most, ahead=self._ahead.depth if self._ahead is not None else 0)
             self._resize(self._tuner.workers)
 
     def set_prefetch(self, prefetch: int) -> None:
         """Change how many micro-batches are prefetched per process; those already being loaded are kept."""
-        self._prefetch = checked(prefetch, "prefetch", 1, 10_000)
+        self._prefetch = whole(prefetch, "prefetch", 1, 10_000)
         self._resize(self._workers)
 
     def ledger(self) -> dict[str, Any]:
@@ -389,14 +396,7 @@ def granted_workers() -> int:
         return WORKERS_PER_CORE * len(os.sched_getaffinity(0))
     if not (said.isascii() and said.isdigit()):
         raise ConfigError(f"{LOADER_WORKERS_VARIABLE}={said!r}: expected a whole number from 0 to {SLOTS - 1}")
-    return checked(int(said), LOADER_WORKERS_VARIABLE, 0, SLOTS - 1)
-
-
-def checked(value: int, name: str, least: int, most: int) -> int:
-    """Return the value, or raise unless it is a whole number between the bounds."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name}={value!r}: expected a whole number from {least} to {most}")
-    return value
+    return whole(int(said), LOADER_WORKERS_VARIABLE, 0, SLOTS - 1)
 
 
 def check_length(recipe: Recipe) -> None:
@@ -424,4 +424,4 @@ def length_of(dataset: Any, *, stream: bool, length: int | Literal["count"] | No
             f"{type(dataset).__name__} is iterable and has no __len__: give length=..., or length='count' to iterate "
             "over it once; the size of the last step must be known before the stream ends"
         )
-    return length
+    return whole(length, "length", 1, other=", or 'count'")

@@ -49,7 +49,8 @@ def check_batch(length: int, global_batch: int, logical_workers: int) -> None:
         )
     if length < global_batch:
         fits = str(length // logical_workers * logical_workers)
-        change = f"use global_batch={fits} or less" if fits != "0" else f"use at most {length} logical workers"
+        most = f"use at most {counted(length, 'logical worker')}, and a global batch of at most {length}"
+        change = f"use global_batch={fits} or less" if fits != "0" else most
         change = change if length else "is it the right one?"
         raise ConfigError(
             f"the dataset has {counted(length, 'sample')}, fewer than one global batch of {global_batch}: {change}"
