@@ -1,6 +1,7 @@
 """The loop: the same bits on every number of ranks, and what it says when it is used wrongly."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -254,6 +255,22 @@ def test_a_closed_run_leaves_no_hooks():
     run.close()
     assert not model.weight._post_accumulate_grad_hooks
     assert sys.excepthook is before
+
+
+def test_a_closed_run_leaves_no_process_and_no_open_file_of_its_loaders():
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    run = bt.start()
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loaders = [run.loader(Rows("rows"), 16, workers=1), run.loader(Rows("rows"), 16, workers=1)]
+    next(run.steps(loaders[0]))
+    processes = [process for loader in loaders for process in loader._pool.worker_ids()]
+    assert len(processes) >= 2  # workers start meanwhile
+    run.close()
+    assert not [process for process in processes if os.path.exists(f"/proc/{process}")]
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    run.close()
 
 
 @pytest.mark.parametrize("number", [6, 0, 4.0, "4", True])

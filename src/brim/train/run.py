@@ -12,6 +12,7 @@ import atexit
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeVar
 
@@ -118,6 +119,7 @@ class Run:
         self.values: dict[str, Any] = {}
         self._workers, self.seed, self._noise_every = logical_workers, seed, noise_every
         self._warned = False
+        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # a loader that nobody holds ends by itself
         self._per_worker: list[PerWorker] = []
         self._training: TrainingStep | None = None
         self._position, self._commands = Position(), Commands()
@@ -312,6 +314,7 @@ class Run:
         options.setdefault("seed", self.seed)
         options.setdefault("pin_memory", self.device.type == "cuda")
         loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
+        self._loaders.add(loader)
         if micro_batch is not None:
             micro_batch = whole(micro_batch, "micro_batch", 1)
         micro_batch = self._instrument.micro_batch(micro_batch, global_batch)
@@ -577,7 +580,7 @@ class Run:
         self._coordinator.finish()
 
     def close(self) -> None:
-        """Leave the group, and remove the hooks from the parameters; called at exit."""
+        """Leave the group, close the loaders of the run, and remove the hooks from the parameters; called at exit."""
         atexit.unregister(self.close)
         if self._position.finished and self._commands.leave_requested:
             self._ranks.send(Leaving(self._commands.applied, self._position.step))
@@ -590,3 +593,5 @@ class Run:
         self._job.update.close()
         self._restore_excepthook()
         self._ranks.close()
+        for loader in [*self._loaders]:
+            loader.close()
