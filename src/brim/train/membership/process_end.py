@@ -12,6 +12,7 @@ from typing import Any
 
 from brim.gang.messages import Failed
 from brim.train.membership.supervisor_client import SupervisorClient
+from brim.train.membership.torch_workers import let_workers_outlive_sigterm
 
 
 class OnSigterm:
@@ -33,8 +34,10 @@ class OnSigterm:
 def on_sigterm(call: Callable[[], None]) -> None:
     """On SIGTERM, call ``call``, which asks the run to leave, then the handler that was installed before.
 
-    Of several runs in one process, only the newest is asked: a finished one would end the process at once.
+    Of several runs in one process, only the newest is asked: a finished one would end the process at once. Workers of
+    PyTorch's loaders, whom the signal may reach as well, go on.
     """
+    let_workers_outlive_sigterm()
     before: Any = signal.getsignal(signal.SIGTERM)
     if isinstance(before, OnSigterm):
         before = before.before
