@@ -225,3 +225,13 @@ def test_arguments_that_cannot_be_resumed_with_are_refused(kind):
 
     with pytest.raises(ConfigError, match="save_only_model must be False: a checkpoint without the optimizer"):
         BrimCallback().on_train_begin(types.SimpleNamespace(save_only_model=True), None, None)
+
+
+@only("accelerate")
+def test_names_of_checkpoints_that_accelerate_would_choose_are_refused(kind, tmp_path):
+    from brim.errors import ConfigError
+    from brim.train.callbacks.accelerate import BrimLoop
+
+    naming = types.SimpleNamespace(automatic_checkpoint_naming=True)
+    with pytest.raises(ConfigError, match="automatic_checkpoint_naming must be False"):
+        BrimLoop(types.SimpleNamespace(project_configuration=naming), tmp_path)

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from brim.errors import UserError
+from brim.errors import ConfigError, UserError
 from brim.train.integrations import manifests, random_state
 from brim.train.integrations.handshake import Handshake
 
@@ -50,9 +50,14 @@ class BrimLoop:
         batch: Batches of this epoch that this rank has begun.
         steps: Optimizer steps done.
         samples: Samples in all batches begun, on all ranks.
+
+    Raises:
+        ConfigError: ``automatic_checkpoint_naming`` is set.
     """
 
     def __init__(self, accelerator: Any, folder: str | os.PathLike[str]) -> None:
+        if accelerator.project_configuration.automatic_checkpoint_naming:
+            raise ConfigError("automatic_checkpoint_naming must be False: Accelerate would save to another folder")
         self._accelerator, self._folder = accelerator, os.path.abspath(folder)
         self._handshake = Handshake()
         self._random: dict[str, Any] | None = None
