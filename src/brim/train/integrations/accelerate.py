@@ -10,7 +10,7 @@
             loop.step()
 
 Resuming is exact on the same number of ranks, with ``DataLoaderConfiguration(use_seedable_sampler=True)``, and for
-datasets that draw no random numbers, because Accelerate does not restore those in the middle of an epoch.
+datasets and samplers that draw no random numbers, because Accelerate does not restore those in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Final
 from brim.errors import ConfigError, UserError
 from brim.train.integrations import manifests, random_state
 from brim.train.integrations.handshake import Handshake
+from brim.train.integrations.samplers import why_not_resumable
 
 try:
     from accelerate import skip_first_batches
@@ -61,6 +62,7 @@ class BrimLoop:
         self._accelerator, self._folder = accelerator, os.path.abspath(folder)
         self._handshake = Handshake()
         self._random: dict[str, Any] | None = None
+        self._sampler_checked = not accelerator.use_seedable_sampler
         self.epoch = self.batch = self.steps = self.samples = 0
         accelerator.register_for_checkpointing(self)
         if not accelerator.use_seedable_sampler:
@@ -97,6 +99,9 @@ class BrimLoop:
         """
         if not hasattr(loader, "set_epoch"):
             raise UserError("loop.batches: the loader must be one that accelerator.prepare returned")
+        if not self._sampler_checked and (why := why_not_resumable(loader)) is not None:
+            self._handshake.say(why)
+        self._sampler_checked = True
         left = len(loader) - self.batch
         rest = skip_first_batches(loader, self.batch) if self.batch else loader
         for one in (loader, rest):  # with several ranks, the loader that skips batches does not reach the sampler

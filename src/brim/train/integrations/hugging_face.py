@@ -5,7 +5,7 @@
 
 Every checkpoint that the ``Trainer`` writes is verified and marked as complete. On the same number of ranks a resumed
 run has the same parameters as one that was never stopped. This does not hold on another number of ranks, nor for
-datasets that draw random numbers, because the ``Trainer`` does not restore those in the middle of an epoch.
+datasets and samplers that draw random numbers: the ``Trainer`` does not restore those in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 from brim.errors import ConfigError
 from brim.train.integrations.handshake import Ending, Handshake
 from brim.train.integrations.manifests import newest_checkpoint
+from brim.train.integrations.samplers import why_not_resumable
 
 try:
     from transformers import TrainerCallback
@@ -44,7 +45,7 @@ class BrimCallback(TrainerCallback):
         self._ending: Ending | None = None
         self._leaving = self._postponed = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Report that this rank is ready; exit if a stop was requested while it was built.
 
         Raises:
@@ -56,6 +57,8 @@ class BrimCallback(TrainerCallback):
         resumed = _checkpoint(args, state) if state.global_step else None
         if resumed and args.ignore_data_skip:
             self._handshake.say("ignore_data_skip=True: the epoch starts over, so its batches will differ")
+        if train_dataloader is not None and (reason := why_not_resumable(train_dataloader)):
+            self._handshake.say(reason)
         self._handshake.begin(state.global_step, resumed)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

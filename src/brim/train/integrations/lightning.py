@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from brim.errors import ConfigError
 from brim.train.integrations import manifests, random_state
 from brim.train.integrations.handshake import Ending, Handshake
+from brim.train.integrations.samplers import SeededSampler
 
 try:
     from lightning.pytorch.callbacks import Checkpoint
@@ -129,7 +130,9 @@ class ResumableLoader(DataLoader[Any]):
     """A ``DataLoader`` that resumes in the middle of an epoch: it loads and discards the batches already trained on.
 
     The order of an epoch and the seeds of the worker processes come from the epoch's number and a seed drawn when the
-    job began. It needs `BrimCallback`, because Lightning does not report the end of an epoch in time.
+    job began. Samplers may draw from the global generators, or have a ``generator`` or ``set_epoch``; one that draws
+    otherwise must not depend on what was drawn before. It needs `BrimCallback`, because Lightning does not report the
+    end of an epoch in time.
     """
 
     _seed: int | None = None
@@ -158,6 +161,11 @@ class ResumableLoader(DataLoader[Any]):
             raise ConfigError("ResumableLoader needs a map-style dataset, not an IterableDataset")
         return self._rest()
 
+    @property
+    def _index_sampler(self) -> Any:
+        """What the iterators of PyTorch draw from, if they begin an epoch: a sampler of places or of batches."""
+        return SeededSampler(super()._index_sampler, lambda: (self._seed or 0, self._epoch))
+
     def _rest(self) -> Iterator[Any]:
         if self._seed is None:
             self._seed = int(torch.randint(1 << 62, ()).item())
@@ -165,10 +173,12 @@ class ResumableLoader(DataLoader[Any]):
             self.end_epoch()
         self.generator = torch.Generator()
         self.generator.manual_seed(self._seed + self._epoch)
-        if hasattr(self.sampler, "generator"):
-            self.sampler.generator = self.generator
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(self._epoch)
+        samplers: list[Any] = [self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+        for each in samplers:
+            if hasattr(each, "generator"):
+                each.generator = self.generator
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(self._epoch)
         before = random_state.taken()
         batches = super().__iter__()
         if self._batches:
