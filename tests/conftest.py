@@ -17,7 +17,8 @@ settings.register_profile("explore", max_examples=2_000, deadline=None, suppress
 
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)  # processes under test run as a user's do
-_KMP = {name for name in os.environ if name.startswith("KMP_")}
+_OF_LIBRARIES = ("KMP_", "PYTORCH_NVML")
+_BEFORE = {name for name in os.environ if name.startswith(_OF_LIBRARIES)}
 
 gc.set_threshold(50_000)  # by default the young are looked at 70 times as often: a sixth of the time of imports
 
@@ -69,10 +70,10 @@ def pytest_runtest_makereport(item, call):
 def _nothing_stays():
     """A run that a test starts in this process leaves no handler to the next test: their order is random.
 
-    Nor do variables of OpenMP stay, which scikit-learn sets when it is imported: with them, no rank would be forked
+    Nor do variables stay that scikit-learn and Lightning set when they are imported: with them, no rank would be forked
     from a zygote that began without.
     """
-    for name in [name for name in os.environ if name.startswith("KMP_") and name not in _KMP]:
+    for name in [name for name in os.environ if name.startswith(_OF_LIBRARIES) and name not in _BEFORE]:
         del os.environ[name]
     sigterm, hook = signal.getsignal(signal.SIGTERM), sys.excepthook
     yield

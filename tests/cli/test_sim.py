@@ -257,11 +257,12 @@ def test_a_wrong_answer_of_a_policy_is_one_line_not_a_crash(trace, tmp_path, bod
 
 
 def test_two_policies_of_one_name_are_refused(trace, tmp_path):
-    policy = tmp_path / "same.py"
-    policy.write_text(MINE.replace('name="mine"', 'name="fifo"').format(name="Same", body="return np.arange(0)"))
-    done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", f"fifo,{policy}")
+    policies = [tmp_path / "one.py", tmp_path / "two.py"]
+    for policy in policies:
+        policy.write_text(MINE.format(name="Same", body="return np.arange(0)"))
+    done = brim("sim", "compare", trace, "-c", "2x8xV100", "-p", ",".join(map(str, policies)))
     assert done.returncode == 2
-    assert "both called 'fifo'" in done.stderr
+    assert "both called 'mine'" in done.stderr
 
 
 def test_jobs_of_applications_that_were_not_measured_are_refused_before_any_replay(trace, tmp_path):

@@ -147,7 +147,7 @@ class JobState:
                 state = part.state_dict()
                 try:
                     flatten_state(state, prefix=name.removeprefix(CARRIED))
-                except (TypeError, ValueError) as error:
+                except (TypeError, ValueError, RuntimeError) as error:  # the last by PyTorch
                     raise UserError(f"run.carry: {error}") from None
 
     # -- the end of an epoch

@@ -50,6 +50,8 @@ from brim.units import counted
 
 T = TypeVar("T")
 
+TIMEOUT_MAX_S: Final = 1e8
+"""Three years, in place of an infinite time: the clocks of PyTorch and of sockets take none."""
 TIMEOUT_S: Final = 300.0
 """Longest time in one collective. Ours: longer than an evaluation that one rank makes while the others wait."""
 
@@ -110,7 +112,8 @@ class Run:
                 raise ConfigError(f"logical_workers={logical_workers}: expected a power of two (1, 2, 4, 8, ...)")
         if noise_every is not None:
             noise_every = whole(noise_every, "noise_every", 1, other=", or None for never")
-        seed, timeout_s = whole(seed, "seed", 0), positive(timeout_s, "timeout_s", unit=" seconds")
+        seed = whole(seed, "seed", 0)
+        timeout_s = min(positive(timeout_s, "timeout_s", unit=" seconds"), TIMEOUT_MAX_S)
         checkpoint = None if checkpoint is None else folder(checkpoint, "checkpoint")
         refuse_tasks_of_slurm()
         if logical_workers is not None:

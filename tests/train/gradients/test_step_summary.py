@@ -21,7 +21,8 @@ class Remembers(nn.Module):
         super().__init__()
         self.kind, self.body = kind, nn.Linear(20, 5)
         dtype = torch.int64 if kind in ("calls", "longest", "tokens") else torch.float32
-        begins = {"least": math.inf, "least_of_all": torch.finfo(torch.float32).max}.get(kind, 0)
+        dtype = torch.bool if kind == "flag" else dtype
+        begins = {"least": math.inf, "least_of_all": 1e30, "zero": math.inf, "decays": 1.0, "flag": False}.get(kind, 0)
         self.register_buffer("memory", torch.full((70_000 if kind == "large" else 4,), begins, dtype=dtype))
 
     def forward(self, x):
@@ -43,6 +44,15 @@ class Remembers(nn.Module):
         self.memory.copy_(torch.minimum(self.memory, x.min()))
 
     least_of_all = least
+
+    def zero(self, _):
+        self.memory.clamp_(max=0.0)
+
+    def decays(self, _):
+        self.memory.mul_(1e-8)
+
+    def flag(self, _):
+        self.memory.fill_(True)
 
     def tokens(self, x):
         self.memory += 16_777_217
@@ -79,6 +89,12 @@ def train(kind, logical_workers=4):
     return run.digest(), found, printed.getvalue()
 
 
+def test_a_number_may_become_small_beside_what_it_was():
+    for ranks in (1, 2):
+        for _, found, said in on_ranks(ranks, train, "decays"):
+            assert (max(map(abs, found)) < 1e-7, said) == (True, "")
+
+
 def test_a_count_that_all_micro_batches_advance_equally_is_kept_in_silence():
     assert {(digest, repr(found), said) for n in (1, 2, 4) for digest, found, said in on_ranks(n, train, "calls")} == {
         (on_ranks(1, train, "calls")[0][0], "[5, 5, 5, 5]", "")
@@ -106,7 +122,9 @@ def test_a_buffer_that_is_replaced_by_another_tensor_is_merged_as_one_that_is_ch
         ("longest", "buffer 'memory' (torch.int64) is changed in different ways by different micro-batches"),
         ("large", "buffer 'memory' (torch.float32, 70000 elements) changed in training"),
         ("least", "buffer 'memory' (torch.float32) went from inf to "),
-        ("least_of_all", "buffer 'memory' (torch.float32) went from 3.4028234663852886e+38 to "),
+        ("least_of_all", "buffer 'memory' (torch.float32) went from 1.0000000150474662e+30 to "),
+        ("zero", "buffer 'memory' (torch.float32) went from inf to 0.0 in one micro-batch"),
+        ("flag", "buffer 'memory' (torch.bool, 4 elements) changed in training"),
         ("tokens", "buffer 'memory' (torch.int64) went from 0 to 16777217 in one micro-batch"),
         ("grows", "buffer 'memory' was torch.float32 [4] in run.prepare and is torch.float32 [5] now"),
     ],
@@ -116,7 +134,7 @@ def test_a_buffer_that_cannot_be_merged_ends_the_job_by_name(kind, words, ranks)
     assert any(words in str(found) for _, found, _ in on_ranks(ranks, train, kind))
 
 
-@pytest.mark.parametrize("kind", ["least", "least_of_all", "tokens"])
+@pytest.mark.parametrize("kind", ["least", "least_of_all", "zero", "flag", "tokens"])
 def test_with_one_logical_worker_buffers_are_those_of_a_loop_by_hand(kind):
     ((_, found, said),) = on_ranks(1, train, kind, 1)
     model, rows = Remembers(kind), Rows("rows", 80)

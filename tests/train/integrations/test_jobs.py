@@ -120,6 +120,12 @@ def test_sigterm_under_plain_python_and_the_newest_checkpoint_damaged(kind, run,
     assert said == {**wanted, "first": 7}  # from the end of the second epoch
 
 
+@only("lightning")
+def test_sigterm_before_the_first_step_is_no_success(kind, run, tmp_path):
+    code, err, said = run(kind, tmp_path, launched=False, events="0=term")
+    assert (code, said) == (75, None), err
+
+
 @only("hugging_face")
 def test_a_killed_rank_fails_the_gang_which_starts_again_from_the_checkpoint(kind, run, undisturbed, tmp_path):
     code, err, said = run(kind, tmp_path, events="5=kill")

@@ -7,12 +7,13 @@ import types
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from brim.train.integrations import random_state
 from brim.train.integrations.samplers import why_not_resumable
 
 SAMPLES = list(range(64))
+pytestmark = pytest.mark.xdist_group("samplers")  # of libraries that take seconds to import
 
 
 def needs(name):
@@ -46,7 +47,23 @@ def batches_of(sampler):
     return BatchSampler(sampler, 4, drop_last=False)
 
 
+class OfNumPy(AtOnce):
+    """Has a generator that is not PyTorch's."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(1)
+
+    def __iter__(self):
+        return iter(np.random.permutation(64).tolist()) if self.generator.random() < 2 else None
+
+
+class OfProperty(AtOnce):
+    generator = property(lambda self: None)
+
+
 LOADERS = {
+    "generator of NumPy": lambda: {"batch_sampler": batches_of(OfNumPy())},
+    "generator that cannot be set": lambda: {"batch_size": 4, "sampler": OfProperty()},
     "shuffle": lambda: {"batch_size": 4, "shuffle": True},
     "at once": lambda: {"batch_size": 4, "sampler": AtOnce()},
     "one by one": lambda: {"batch_size": 4, "sampler": OneByOne()},
@@ -99,6 +116,15 @@ def test_a_sampler_whose_order_may_not_come_back_is_named(kind):
     inner = types.SimpleNamespace(batch_sampler=loader.batch_sampler)  # as Accelerate wraps it on several ranks
     for each in (loader, types.SimpleNamespace(sampler=None, batch_sampler=inner)):
         assert (why_not_resumable(each) or "None").split()[0] == (named or "None")
+
+
+def test_loaders_of_others_and_streams_are_not_named():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(SAMPLES)
+
+    assert why_not_resumable(types.SimpleNamespace(dataset=SAMPLES)) is None
+    assert why_not_resumable(DataLoader(Stream(), 4)) is None
 
 
 @needs("transformers")

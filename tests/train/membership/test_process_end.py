@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,16 @@ def ended(process) -> int:
 ])
 def test_a_process_that_the_script_forks_ends_by_sigterm(install):
     install([])
+    process = FORK.Process(target=time.sleep, args=(60,))
+    process.start()
+    process.terminate()
+    assert ended(process) == -signal.SIGTERM
+
+
+def test_a_process_that_is_forked_ends_though_the_script_put_a_handler_before_ours():
+    on_sigterm(lambda: None)
+    ours = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, functools.partial(ours))
     process = FORK.Process(target=time.sleep, args=(60,))
     process.start()
     process.terminate()

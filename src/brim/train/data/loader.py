@@ -318,7 +318,7 @@ class Loader:
     def _check(self, epoch: int, step: int) -> None:
         """Raise if a step cannot be loaded."""
         if self._closed:
-            raise LoaderError("the loader is closed")
+            raise LoaderError("the loader is closed: by loader.close(), or by run.close() of the run that made it")
         sampler = self._sampler
         if not (sampler.epoch, sampler.step) <= (epoch, step) or epoch > sampler.epoch + 1:
             raise ConfigError(

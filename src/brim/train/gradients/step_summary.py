@@ -41,9 +41,13 @@ DIFFERENCE_RATIO = 1e-3
 NUMBERS_PER_RANK = 5
 """How many numbers each rank has in the summary; see `StepSummary`."""
 
-EXACT = 1 << 24
-"""Whole numbers below this are exact in float32, and of two numbers of which one is as many times the other, float32
-cannot hold the difference."""
+HUGE = 1e9
+"""From a number as large as this to one that float32 cannot tell from 0 beside it is the first value of a minimum or a
+maximum; between smaller ones, an error of a part in ten million of the larger is rounding. Our choice."""
+
+EXACT = 1 << 22
+"""A mean of equal whole numbers below this is exact in float32, but for rounding: four times less than 2 ** 24, since
+shares of the workers round, too."""
 
 WAY = 1 << 12
 """A checksum of changes is below this; two of them are sent as one number."""
@@ -130,9 +134,8 @@ class SummaryVector:
         self._statistics_before: list[tuple[int, int]] = []
         self.changes: list[Changes] = []
         self._buffers = sum(place.shape.numel() for place in shared)
-        self._watched = WATCHED_STEPS if any(not place.is_norm for place in shared) else 0
+        self._watched = WATCHED_STEPS if ranks > 1 and any(not place.is_norm for place in shared) else 0
         self._own: Tensor | None = None
-        self._new: dict[torch.dtype, Tensor] = {}  # of the only logical worker
         self._reported: set[str] = set()
         device = shared[0].tensor().device if shared else None
         self._device = device or next((p.device for m in modules for p in m.parameters()), torch.device("cpu"))
@@ -219,9 +222,7 @@ class SummaryVector:
         for dtype, places in self._kinds.items():
             new = torch.cat([place.tensor().reshape(-1) for place in places])
             start = self._start[dtype]
-            if self._ranks == 1 and share:
-                self._new[dtype] = new
-            elif self._watched:
+            if self._watched:
                 _require_representable(places, start, new)
             change = torch.where(new == start, torch.zeros((), dtype=dtype, device=new.device), new - start)
             out[at : at + len(new)] = change.to(SUMMARY_DTYPE) * share
@@ -253,7 +254,14 @@ class SummaryVector:
         Raises:
             UserError: workers have changed whole numbers in different ways, or a buffer that is not shared.
         """
-        self.check_fixed()
+        if self._ranks > 1:
+            self.check_fixed()
+            self._merge(total)
+        for each, place in self._places():
+            each.apply(total[place])
+
+    def _merge(self, total: Tensor) -> None:
+        """Set buffers from the changes of all logical workers. Those of a single one are what it made of them."""
         if self._watched and self._own is not None:
             self._watched -= 1
             self._compare(total[: self._buffers], self._own)
@@ -261,14 +269,9 @@ class SummaryVector:
         for dtype, places in self._kinds.items():
             start = self._start[dtype]
             change = total[at : at + len(start)]
-            if dtype in self._new:
-                start.copy_(self._new.pop(dtype))
-            else:
-                start += change.to(dtype) if dtype in FLOATS else change.round().to(dtype)
+            start += change.to(dtype) if dtype in FLOATS else change.round().to(dtype)
             torch._foreach_copy_([place.tensor() for place in places], self._views[dtype])
             at += len(start)
-        for each, place in self._places():
-            each.apply(total[place])
 
     def _compare(self, mean: Tensor, own: Tensor) -> None:
         """Find buffers that the last worker of this rank has changed in another way than the mean of all workers."""
@@ -325,7 +328,8 @@ def _require_representable(places: Sequence[_Place], start: Tensor, new: Tensor)
         new: Their values after a micro-batch.
     """
     if start.dtype in FLOATS:
-        lost = (new != start) & (new != 0) & ~new.isnan() & ~(start.abs() <= EXACT * new.abs())
+        from_huge = (start.abs() >= HUGE) & (new.abs() * 2**24 <= start.abs()) & (new != 0)
+        lost = (new != start) & ~new.isnan() & (start.isinf() | from_huge)
     else:
         lost = (new.to(torch.float64) - start.to(torch.float64)).abs() >= EXACT
     if not bool(lost.any()):

@@ -11,6 +11,7 @@ and `ResumableLoader` the latter. With a plain ``DataLoader``, only checkpoints 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -69,10 +70,14 @@ class BrimCallback(Checkpoint):
         """Read these states from the checkpoint; they are restored when training begins."""
         self._saved = checkpoint.get(_KEY, [])
 
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """Let SIGTERM wait for the beginning of training."""
+        self._handshake.own_sigterm()  # Lightning's own handler would end the job with exit code 0, and save nothing
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Report that this rank is ready; exit if a stop was requested while it was built."""
         handshake, loaders, self._step = self._handshake, _resumable(trainer), trainer.global_step
-        handshake.own_sigterm()  # Lightning's own handler would end the job with exit code 0, and save nothing
+        handshake.own_sigterm()
         handshake.begin(self._step, os.path.dirname(str(trainer.ckpt_path)) if self._saved else None)
         if len(loaders) < len(trainer.fit_loop._combined_loader.flattened):
             handshake.say("a plain DataLoader cannot resume within an epoch: use ResumableLoader for equal bits")
@@ -175,8 +180,9 @@ class ResumableLoader(DataLoader[Any]):
         self.generator.manual_seed(self._seed + self._epoch)
         samplers: list[Any] = [self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
         for each in samplers:
-            if hasattr(each, "generator"):
-                each.generator = self.generator
+            if isinstance(getattr(each, "generator", 0), torch.Generator | None):  # and none of NumPy
+                with contextlib.suppress(AttributeError):  # it cannot be set
+                    each.generator = self.generator
             if hasattr(each, "set_epoch"):
                 each.set_epoch(self._epoch)
         before = random_state.taken()

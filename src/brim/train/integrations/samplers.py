@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from brim.train.environment import seed_everything
 from brim.train.integrations import random_state
@@ -53,9 +53,13 @@ def why_not_resumable(loader: Any) -> str | None:
     """Return why the order of an epoch may not be restored; None if the order depends on the number of the epoch only.
 
     Args:
-        loader: A loader that Accelerate has prepared, for one rank or several.
+        loader: A loader that Accelerate has prepared, for one rank or several, or one of another library.
     """
-    found = loader.sampler if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return None
+    found: Any = getattr(loader, "sampler", None)
+    if not isinstance(found, BatchSampler):
+        found = getattr(loader, "batch_sampler", None)
     while hasattr(found, "batch_sampler"):  # Accelerate's own
         found = found.batch_sampler
     if type(found) is BatchSampler:

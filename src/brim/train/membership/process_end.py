@@ -15,20 +15,30 @@ from brim.train.membership.supervisor_client import SupervisorClient
 from brim.train.membership.torch_workers import let_workers_outlive_sigterm
 
 
+def end_by(number: int) -> None:
+    """End this process by a signal, as one does that has no handler of it."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 class OnSigterm:
     """A handler of SIGTERM that asks the run to leave, then calls the handler that was installed before.
 
-    A process that the script forks, as that of a pool is, has the handler of before: it ends when it is asked to.
+    In a process that the script forks, as that of a pool is, only the handler of before counts: it ends as asked.
     """
 
     def __init__(self, call: Callable[[], None], before: Any) -> None:
-        self._call, self.before = call, before
+        self._call, self.before, self._pid = call, before, os.getpid()
 
     def __call__(self, number: int, frame: Any) -> None:
         """Handle the signal."""
-        self._call()
+        is_fork = os.getpid() != self._pid
+        if not is_fork:
+            self._call()
         if callable(self.before):
             self.before(number, frame)
+        elif is_fork and self.before is not signal.SIG_IGN:
+            end_by(number)
 
 
 def on_sigterm(call: Callable[[], None]) -> None:
@@ -46,16 +56,15 @@ def on_sigterm(call: Callable[[], None]) -> None:
 
 class _Fork(threading.local):
     mask: set[Any] | None = None
-    """Signals that were blocked before this thread forked; None if it has blocked none."""
+    """Signals that were blocked before this thread forked; None while it does not."""
 
 
 _fork = _Fork()
 
 
 def _before_fork() -> None:
-    """Hold back a SIGTERM to the child until it has its own handler: Python forgets one that comes before."""
-    if isinstance(signal.getsignal(signal.SIGTERM), OnSigterm):
-        _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """Hold back SIGTERM until the fork is done: in the child, Python forgets one that comes before."""
+    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def _after_fork() -> None:
@@ -64,14 +73,7 @@ def _after_fork() -> None:
         _fork.mask = None
 
 
-def _in_fork() -> None:
-    handler = signal.getsignal(signal.SIGTERM)
-    if isinstance(handler, OnSigterm):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler.before is None else handler.before)
-    _after_fork()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 NO_DEFAULT_GROUP = "Default process group has not been initialized"
 """The beginning of PyTorch's message when a collective is called without a default group."""

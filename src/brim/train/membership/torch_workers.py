@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import os
 import signal
 import weakref
 from collections.abc import Iterator
@@ -46,8 +47,15 @@ def _set_handlers() -> None:
 
     It is a handler, since processes that the dataset starts would inherit a signal that is ignored or blocked.
     """
+    own = os.getpid()
+
+    def go_on(number: int, _frame: Any) -> None:
+        if os.getpid() != own:  # a process that the dataset forks
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     _handlers_of_torch()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    signal.signal(signal.SIGTERM, go_on)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 

@@ -55,6 +55,10 @@ class Events(Callback):
     def on_train_start(self, trainer, *_):
         self.last = trainer.global_step
 
+    def on_validation_start(self, trainer, *_):
+        if trainer.sanity_checking:
+            after(0, self.out)
+
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step != self.last:
             self.first, self.last = self.first or trainer.global_step, trainer.global_step
