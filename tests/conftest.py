@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from multiprocessing import resource_tracker
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +36,7 @@ def pytest_configure(config):
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("full" if sampling.full else "sample"))
     if not all("tests/gpu" in str(folder) for folder in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    resource_tracker.ensure_running()  # one that a test started would be ended with all else that has the test's mark
     if config.getoption("numprocesses", None) and config.args == config.getini("testpaths"):
         zygotes.start_for_all_tests()  # all its workers will need it
 

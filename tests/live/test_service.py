@@ -177,7 +177,8 @@ def test_commands_of_users(box: Box) -> None:
         many = [99, job, *await box.submit(service, *[box.request("true", hold=True)] * 3), job]
         answers = await service.command(uid, "cancel", many, may_change=bool)
         assert list(answers) == many[:-1]
-        assert [type(answers[99]), answers[job].state] == [NotFoundError, "stopping"]
+        assert type(answers[99]) is NotFoundError
+        assert answers[job].state in ("stopping", "cancelled")  # it may have ended before the answer
         assert [answers[each].state for each in many[2:-1]] == ["cancelled"] * 3
         await in_state(service, job, "cancelled")
         again = (await service.command(uid, "cancel", [job], may_change=bool))[job]
