@@ -67,6 +67,12 @@ def end_with_parent(parent: int | None = None) -> None:
         raise SystemExit(0)
 
 
+def end_by_signal(number: int) -> None:
+    """End this process by a signal, as one ends that has no handler of it."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 def find_process(pid: int) -> Process | None:
     """Return the process with this id, if there is one."""
     try:

@@ -41,13 +41,16 @@ DIFFERENCE_RATIO = 1e-3
 NUMBERS_PER_RANK = 5
 """How many numbers each rank has in the summary; see `StepSummary`."""
 
-HUGE = 1e9
-"""From a number as large as this to one that float32 cannot tell from 0 beside it is the first value of a minimum or a
-maximum; between smaller ones, an error of a part in ten million of the larger is rounding. Our choice."""
+FLOAT32_STEPS = 1 << 24
+"""Beside a number, float32 loses another that is so many times smaller; whole numbers are exact up to here."""
 
-EXACT = 1 << 22
-"""A mean of equal whole numbers below this is exact in float32, but for rounding: four times less than 2 ** 24, since
-shares of the workers round, too."""
+HUGE = 1e9
+"""A change from a number as large as this to one that is lost beside it is the first value of a minimum or a maximum.
+Of smaller numbers, an error of a part in ten million counts as rounding. Our choice."""
+
+EXACT = FLOAT32_STEPS // 4
+"""Whole numbers change by less than this in a micro-batch: a mean of such changes is exact. Our choice of the margin,
+since the shares of the workers round, too."""
 
 WAY = 1 << 12
 """A checksum of changes is below this; two of them are sent as one number."""
@@ -328,7 +331,7 @@ def _require_representable(places: Sequence[_Place], start: Tensor, new: Tensor)
         new: Their values after a micro-batch.
     """
     if start.dtype in FLOATS:
-        from_huge = (start.abs() >= HUGE) & (new.abs() * 2**24 <= start.abs()) & (new != 0)
+        from_huge = (start.abs() >= HUGE) & (new.abs() * FLOAT32_STEPS <= start.abs()) & (new != 0)
         lost = (new != start) & ~new.isnan() & (start.isinf() | from_huge)
     else:
         lost = (new.to(torch.float64) - start.to(torch.float64)).abs() >= EXACT

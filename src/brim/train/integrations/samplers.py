@@ -12,14 +12,14 @@ from brim.train.environment import seed_everything
 from brim.train.integrations import random_state
 
 _AT_ONCE: Final = 16
-"""Places or batches drawn in a row: exchanging the states of the generators takes about a millisecond."""
+"""Places or batches drawn in a row: exchanging the states of the generators takes about 1 ms."""
 
 
 class SeededSampler:
     """Draws from another sampler while the global random generators have states of its own, which it seeds.
 
     Args:
-        sampler: A sampler of any kind. It may draw when an epoch begins or whenever it is asked, and need not end.
+        sampler: A sampler of any kind, which may draw when an epoch begins or whenever it is asked.
         seed: Returns what the generators are seeded from when an epoch begins.
     """
 

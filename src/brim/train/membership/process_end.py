@@ -11,14 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from brim.gang.messages import Failed
+from brim.gang.processes import end_by_signal
 from brim.train.membership.supervisor_client import SupervisorClient
 from brim.train.membership.torch_workers import let_workers_outlive_sigterm
-
-
-def end_by(number: int) -> None:
-    """End this process by a signal, as one does that has no handler of it."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 class OnSigterm:
@@ -38,7 +33,7 @@ class OnSigterm:
         if callable(self.before):
             self.before(number, frame)
         elif is_fork and self.before is not signal.SIG_IGN:
-            end_by(number)
+            end_by_signal(number)
 
 
 def on_sigterm(call: Callable[[], None]) -> None:

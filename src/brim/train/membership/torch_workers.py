@@ -24,6 +24,8 @@ from typing import Any
 import torch.utils.data.dataloader as torch_dataloader
 from torch.utils.data._utils import signal_handling, worker
 
+from brim.gang.processes import end_by_signal
+
 _iterator: Any = torch_dataloader._MultiProcessingDataLoaderIter
 _handling: Any = signal_handling
 _worker: Any = worker
@@ -51,8 +53,7 @@ def _set_handlers() -> None:
 
     def go_on(number: int, _frame: Any) -> None:
         if os.getpid() != own:  # a process that the dataset forks
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            end_by_signal(number)
 
     _handlers_of_torch()
     signal.signal(signal.SIGTERM, go_on)
