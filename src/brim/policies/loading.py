@@ -45,7 +45,9 @@ def policy_of_file(name: str, shipped: Collection[Policy]) -> Policy:
         raise ConfigError(f"policy file {where or path}: {_words(error)}") from error
     found = _policy_in(names, f"policy {path}", shipped)
     if any(found.name == preset.name and found is not preset for preset in shipped):
-        raise ConfigError(f"policy {path}: found name {found.name!r}, which a preset has, expected another: name=...")
+        raise ConfigError(
+            f"policy {path}: found name {found.name!r}, which a preset has, expected another, such as 'my-{found.name}'"
+        )
     return found
 
 
