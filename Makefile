@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Threads of OpenBLAS spin while they wait for each other: beside busy workers a test with small matrices took 60 s for 4
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test test-all storms kernels modules lint regold bench clean
+.PHONY: demo test test-slow test-all storms kernels modules lint regold bench clean
 
 # Of 15,000 files of the libraries most are never imported: Python compiles the others when they are
 PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check
@@ -32,13 +32,16 @@ demo: .venv/made  ## a cluster with nine training jobs, then a comparison on a s
 
 # What all workers need is compiled once, beside the installation or the linters. Tests that measure time run alone,
 # when all is compiled.
-test:  ## every test, on samples of large enumerations; what is absent here is skipped with the reason
+test:  ## lint, types, and every test that is not marked slow; what is absent here is skipped with the reason
 	$(MAKE) --jobs 2 --output-sync lint kernels modules
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not timing" $(PYTEST)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not slow and not timing" $(PYTEST)
 	$(BIN)/pytest -q -m timing $(PYTEST) $$(grep -rl --include='*.py' mark.timing tests)
 
+test-slow: .venv/made  ## the tests marked slow: a quarter of an hour; continuous integration runs both
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "slow and not timing" $(PYTEST)
+
 test-all: PYTEST := --full
-test-all: test storms  ## the same with every case of these enumerations, and the storms
+test-all: test test-slow storms  ## all tests with every case of large enumerations, and the storms
 
 storms: .venv/made  ## 50 jobs through kills and resizes, and one through 1,000 of them: a quarter of an hour
 	$(BIN)/python -m tests.elastic.many

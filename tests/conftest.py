@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from collections import defaultdict
 from multiprocessing import resource_tracker
 
 import pytest
@@ -47,10 +48,20 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """After they were shuffled, long tests come first, so that no worker begins one when the others have ended."""
-    items.sort(key=lambda item: "slow" not in item.keywords)
+    """Of a test with the mark ``cases(n)``, n cases that are spread over all of them are quick, the others slow."""
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("cases") is not None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        (quick,) = cases[0].get_closest_marker("cases").args
+        cases.sort(key=lambda case: case.nodeid)  # whatever their order is
+        spread = {len(cases) * each // quick for each in range(quick)}
+        for number, case in enumerate(cases):
+            if number not in spread:
+                case.add_marker("slow")
 
 
 def pytest_collection_finish():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,10 +13,18 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
+from numba.core.runtime import _nrt_python, rtsys
 
-from brim import kernel_cache
+from brim import compiled, kernel_cache
+from brim.core.arrays import IntArray
+from brim.core.cluster import parse_cluster
+from brim.policies.presets import PRESETS
+from brim.sim.twin import replay
+from brim.traces import synthesize
 
 KERNEL = """
 import sys, time
@@ -33,6 +44,7 @@ print(kernel.doubled(21))
 """
 
 
+@pytest.mark.slow
 def test_of_four_processes_one_compiles(tmp_path):
     (tmp_path / "kernel.py").write_text(
         "from brim.compiled import njit\n\n@njit\ndef inner(x):\n    return x + x\n\n"
@@ -43,8 +55,8 @@ def test_of_four_processes_one_compiles(tmp_path):
     processes = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     said = [process.communicate(timeout=120)[0].split("\n") for process in processes]
     assert all("42" in lines for lines in said)
-    compiled = [line for lines in said for line in lines if line.startswith("compiled")]
-    assert sorted(compiled) == ["compiled doubled", "compiled inner"]
+    said_compiled = [line for lines in said for line in lines if line.startswith("compiled")]
+    assert sorted(said_compiled) == ["compiled doubled", "compiled inner"]
 
 
 HOLDER = """
@@ -98,6 +110,7 @@ print(kernel_cache.is_ready("all"))
 """
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_code_is_compiled_but_not_kept(tmp_path):
     """A tmpfs of 16 KiB, mounted for this process alone, holds no compiled function."""
     (tmp_path / "kernel.py").write_text(
@@ -132,6 +145,7 @@ def test_what_another_copy_has_compiled_is_not_ready(tmp_path):
     assert answers == ["False\nTrue\n"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["", "lock", "subfolder"], ids=["the folder", "a file", "a subfolder"])
 def test_a_folder_of_somebody_else_is_not_written_nor_are_the_sources(tmp_path, part):
     (tmp_path / "kernel.py").write_text("from brim.compiled import njit\n\n@njit\ndef doubled(x):\n    return x + x\n")
@@ -189,3 +203,100 @@ def test_the_folder_among_temporary_files_is_of_the_user_alone(tmp_path):
     ours.rename(tmp_path / "moved")
     ours.symlink_to(tmp_path / "moved")
     assert folder().parent == tmp_path
+
+
+_DECORATORS = {"njit", "in_place", "internal", "inline"}
+_NO_ARRAYS = {"None", "bool", "int", "float", "GangRequest"}
+_OF_NUMBERS = {"math.ceil", "np.floor", "np.log2"}
+
+
+class Kernel(NamedTuple):
+    """A compiled function: where it is, what it returns, and what it calls."""
+
+    path: Path
+    name: str
+    decorator: str
+    result: str
+    calls: frozenset[str]
+
+
+def _kernels():
+    for path in sorted(Path(kernel_cache.__file__).parent.rglob("*.py")):
+        for each in ast.parse(path.read_text("utf-8")).body:
+            for decorator in getattr(each, "decorator_list", ()):
+                if isinstance(each, ast.FunctionDef) and getattr(decorator, "id", "") in _DECORATORS:
+                    calls = (ast.unparse(node.func) for node in ast.walk(each) if isinstance(node, ast.Call))
+                    yield Kernel(path, each.name, decorator.id, ast.unparse(each.returns), frozenset(calls))
+
+
+def _calls_that_return_arrays(kernel, kernels):
+    """What a function calls that may return arrays, also through functions that are compiled into it."""
+    for name in kernel.calls:
+        if "." in name and name not in _OF_NUMBERS:
+            yield name
+        equal = [one for one in kernels if one.name == name]
+        for one in [one for one in equal if one.path == kernel.path] or equal:
+            if not set(re.findall(r"\w+", one.result)) <= {*_NO_ARRAYS, "tuple"}:
+                yield name
+            if one.decorator == "inline":
+                yield from _calls_that_return_arrays(one, kernels)
+
+
+def test_functions_that_count_no_references_get_no_arrays():
+    """Nobody would free them; and whether numba compiles a call of NumPy depends on what it compiled before."""
+    kernels = list(_kernels())
+    assert len(kernels) > 100
+    calls = frozenset({"walk", "_table", "all_free", "_list_options", "most.max", "choose", "gang_of", "math.ceil"})
+    found = set(_calls_that_return_arrays(Kernel(Path(), "x", "njit", "None", calls), kernels))
+    assert found == {"walk", "_table", "all_free", "_list_options", "most.max"}
+    for kernel in kernels:
+        if kernel.decorator in {"in_place", "internal"}:
+            assert not list(_calls_that_return_arrays(kernel, kernels)), kernel
+
+
+FIRST = """
+import numpy as np
+from brim.policies.place.free_resources import EXTRA, FreeResources, GangRequest, choose
+
+node = np.array([[1000, 1000, 2, 2, 0, 0, 0, 1]] * 2)
+scratch, pairs = np.zeros((2, 2), np.int64), np.zeros((3, 2), np.int64)
+print(choose(FreeResources(node, np.array([4])), GangRequest(3, 1000, 0, 0, -1), 0, np.zeros((0, 3)), scratch, pairs))
+print(pairs.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_a_function_that_counts_no_references_may_be_the_first_that_is_compiled(tmp_path):
+    """As after an interrupt; numba knows no function of NumPy yet that another one was compiled with."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", FIRST]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout == "True\n[[0, 0], [0, 1], [1, 0]]\n", done.stderr[-2_000:]
+
+
+def test_a_function_that_counts_no_references_returns_no_array():
+    def made(size: int) -> IntArray:
+        return np.zeros(size, np.int64)
+
+    with pytest.raises(TypeError, match="found the result IntArray"):
+        compiled.in_place(made)
+
+
+@pytest.mark.parametrize("preset", ["fifo", "backfill", "srtf", "fair", "tiresias"])
+def test_replays_free_all_arrays_that_they_make(preset):
+    """Under three of the presets, these are more than 4,000."""
+    cluster = parse_cluster("2x8xV100")
+    trace = synthesize("philly", jobs=300, seed=1, cluster=cluster, load=0.9)
+    replay(trace, cluster, PRESETS[preset])
+    _nrt_python.memsys_enable_stats()
+    try:
+        gc.collect()
+        before = rtsys.get_allocation_stats()
+        replay(trace, cluster, PRESETS[preset])
+        gc.collect()
+        after = rtsys.get_allocation_stats()
+    finally:
+        _nrt_python.memsys_disable_stats()
+    assert after.mi_alloc - before.mi_alloc == after.mi_free - before.mi_free
+    if preset not in {"fifo", "backfill"}:  # whose loop makes none
+        assert after.mi_alloc - before.mi_alloc > 4_000

@@ -8,6 +8,7 @@ import pytest
 from tests import forked
 
 
+@pytest.mark.slow
 def test_the_exit_of_a_process_whose_run_was_cut_off_is_not_that_of_the_next_one(zygote):
     forked.run("-c", "", zygote=zygote, check=True)
 

@@ -38,10 +38,10 @@ SOURCES: Final = (
 )
 """Every module with compiled functions, relative to this package; a test keeps the list complete."""
 CONSTANTS: Final = (
-    "beliefs/runtime.py", "core/events.py", "core/lifecycle.py", "core/reasons.py", "core/setting.py", "core/tables.py",
-    "core/trace.py", "core/usage.py", "units.py",
+    "compiled.py", "beliefs/runtime.py", "core/events.py", "core/lifecycle.py", "core/reasons.py", "core/setting.py",
+    "core/tables.py", "core/trace.py", "core/usage.py", "units.py",
 )
-"""Modules whose constants compiled functions read: codes, and places of columns."""
+"""Modules whose constants compiled functions read: options of compilation, codes, and places of columns."""
 
 
 def _cache_dir() -> Path:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from brim.agent.capture import CAPTURE_BYTES_MAX, read_capture, remove_capture, write_capture
-from brim.errors import RefusedError
+from brim.errors import ConfigError, RefusedError
 from brim.gang.inherited import AS_IT_IS, Inherited
 
 
@@ -42,6 +42,12 @@ def test_a_capture_that_nobody_will_run_goes_with_its_folder(tmp_path):
     remove_capture(folder, other)
     assert not folder.exists()
     remove_capture(folder, other)
+
+
+def test_a_capture_that_no_agent_would_read_is_refused_at_once(tmp_path):
+    with pytest.raises(ConfigError, match="have 5400108 bytes as JSON, expected at most 4194304"):
+        write_capture(tmp_path, ["true"], {"A": "\1" * 900_000}, "/")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["../" + "a" * 32, "A" * 32, "", "a" * 32 + "\n", "0" * 32])

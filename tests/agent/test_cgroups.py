@@ -105,6 +105,7 @@ def test_nothing_of_an_attempt_hides_from_the_next_agent(tree, node, escapes):
     assert not (tree.path / "job-1-1").exists()
 
 
+@pytest.mark.slow
 def test_an_adopted_attempt_stays_in_its_cgroup_and_ends_in_it(tree, node, escapes):
     (tree.path / "job-9-1").mkdir()
     one = node(cgroup=tree)

@@ -95,6 +95,7 @@ def test_a_value_that_a_gpu_does_not_have_is_no_fault(gpus, rack):
     assert (states(gpus), gpus.seen()[0].power_w) == ([OPEN, OPEN], 0.0)
 
 
+@pytest.mark.slow
 def test_a_gpu_with_a_foreign_process_is_withheld_until_that_has_gone(gpus, rack):
     rack.set(second=(9_000, 90, 70_000, os.getpid()))
     until(gpus, lambda: states(gpus) == [OPEN, FOREIGN])
@@ -137,6 +138,7 @@ def test_a_start_waits_a_moment_for_memory_to_return_and_is_refused_after_it(gpu
     assert answers[1] == ""
 
 
+@pytest.mark.slow
 def test_a_lost_gpu_is_quarantined_alone(gpus, rack):
     rack.set(second=(450, 999, 70_000))
     until(gpus, lambda: states(gpus) == [OPEN, QUARANTINED])
@@ -145,6 +147,7 @@ def test_a_lost_gpu_is_quarantined_alone(gpus, rack):
     assert "does not list it" in gpus.seen()[0].detail
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_quarantines_all_and_refuses_starts_until_it_answers(gpus, rack):
     before = gpus.pids()
     rack.write("hang\n")
@@ -158,6 +161,7 @@ def test_a_driver_that_hangs_quarantines_all_and_refuses_starts_until_it_answers
     assert gpus.pids() != before
 
 
+@pytest.mark.slow
 def test_a_reader_that_hangs_in_the_driver_although_it_was_killed_is_the_agents_own(gpus, rack, monkeypatch):
     (before,) = gpus.pids()
     monkeypatch.setattr(module.processes, "send_signal", lambda process, number: True)
@@ -190,6 +194,19 @@ def test_a_killed_reader_is_started_again(gpus):
     assert gpus.pids() != before
 
 
+@pytest.mark.slow
+def test_a_reader_that_cannot_be_started_quarantines_all_until_it_can(gpus, monkeypatch):
+    def no_room(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(module.subprocess, "Popen", no_room)
+        os.kill(next(iter(gpus.pids())), 9)
+        until(gpus, lambda: "cannot be started: Resource" in gpus.seen()[0].detail)
+        assert states(gpus) == [QUARANTINED, QUARANTINED]
+    until(gpus, lambda: states(gpus) == [OPEN, OPEN])
+
+
 def test_a_machine_without_gpus_says_so(library, tmp_path, monkeypatch):
     monkeypatch.setenv("STAND_IN_NVML", str(tmp_path / "none"))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
@@ -204,6 +221,7 @@ def test_cpu_slots_are_always_open():
     assert [(seen.state, seen.modelled) for seen in slots.seen()] == [(OPEN, True), (OPEN, True)]
 
 
+@pytest.mark.slow
 def test_an_agent_gives_a_job_its_gpu_and_withholds_one_that_others_use(node, rack):
     one = node(devices=None)
     assert one.hello.devices == ("GPU-a", "GPU-b")

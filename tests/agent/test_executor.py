@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from brim.agent.protocol import ForgetAttempt
 from brim.testing.conformance_executor import check_executor
 
@@ -34,6 +36,7 @@ class AgentOverSocket:
         return new
 
 
+@pytest.mark.slow
 def test_the_agent_keeps_the_rules_of_executors(node, tmp_path):
     one = node()
     check_executor(lambda: AgentOverSocket(one), lambda command: one.capture(*command), tmp_path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.agent import adoption, agent, attempt_files, leftovers
+from brim.agent import adoption, agent, attempt_files, boot_clock, leftovers
 from brim.agent.adoption import found_attempts
 from brim.agent.attempt import _lock
 from brim.agent.cgroups import CgroupTree
@@ -125,7 +125,7 @@ def test_an_attempt_whose_agent_was_killed_before_it_said_who_it_is_is_adopted(t
 
 
 def test_an_attempt_that_ends_while_a_new_agent_looks_has_the_end_that_it_wrote(tmp_path, monkeypatch):
-    folder, boot_id = tmp_path / "attempts" / "1-1", attempt_files.boot_id()
+    folder, boot_id = tmp_path / "attempts" / "1-1", boot_clock.boot_id()
     folder.mkdir(parents=True)
     order = StartAttempt(job=1, attempt=1, sequence=1, capture="c", digest="d", devices=(0,))
     attempt_files.write_durably(folder, attempt_files.FENCE, json.loads(ORDERS.encode(order)))

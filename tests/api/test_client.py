@@ -94,12 +94,14 @@ def test_what_is_refused_is_the_same_error_here(client):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_pauses")
 def test_too_long_a_submission_is_refused_as_such(client):
     with pytest.raises(ConfigError, match="Too Large"):
         client.submit([replace(request(), capture=f"{n:032x}", digest=f"{n:064x}") for n in range(40_000)])
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_after_some_attempts(client):
     client.service.full = NotAcceptedError("the disk of /state is full")
     with pytest.raises(BusyError, match="disk of /state is full"):
@@ -133,6 +135,7 @@ def test_without_a_controller_the_message_says_what_to_do(tmp_path):
 
 def answering(tmp_path, *answers):
     """A server that gives these answers, one for each connection."""
+    tmp_path.mkdir(exist_ok=True)
     listener = bind_unix(tmp_path / "s", shared=False)
 
     def run():
@@ -164,6 +167,10 @@ def test_whether_a_request_that_failed_may_have_been_carried_out(client, tmp_pat
     with pytest.raises(BrimError):
         lost.submit([request()])
     assert lost.may_have_arrived
+    thread.join()
+    lost, thread = answering(tmp_path / "2", b"")
+    with pytest.raises(NoControllerError, match=r"refused: see .*; it may have been accepted: look at `brim ps`"):
+        lost.submit([request()])
     thread.join()
 
 
@@ -217,6 +224,26 @@ def test_connections_that_ask_nothing_are_closed_and_those_far_above_the_limit_a
             monkeypatch.setattr("brim.api.auth.SILENT_S", 600.0)
             silent.close()
             assert client.jobs().jobs == ()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: brim\r\n\r\n"])
+def test_a_connection_that_stops_within_a_question_is_closed(monkeypatch, before):
+    monkeypatch.setattr("brim.api.auth.SILENT_S", 0.5)
+    with serving(KeepsJobs(), ME) as client, socket.socket(socket.AF_UNIX) as other:
+        other.settimeout(60)
+        other.connect(str(client.path))
+        if before:
+            other.sendall(before)
+            assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        other.sendall(b"GET /v1/st")
+        while other.recv(1 << 16):
+            pass
+
+
+def test_a_controller_that_does_not_answer_in_time_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("brim.api.client.TIMEOUT_S", 0.2)
+    with bind_unix(tmp_path / "s", shared=False):
+        assert not Client(tmp_path / "s").is_there()
 
 
 def test_another_version_or_program_is_named(tmp_path):

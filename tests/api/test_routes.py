@@ -73,6 +73,7 @@ def test_what_jobs_have_in_common_is_sent_once(app, service):
     assert ask(app, "POST", "/v1/jobs", again, uid=ANN, headers=KEY).plain["ids"] == [1, 2, 3], "the same submission"
 
 
+@pytest.mark.slow
 def test_as_many_jobs_as_a_user_may_have_fit_a_submission():
     long = {"gpu_type": "x" * 64, "after": (ID_MAX,) * 10, "name": "x" * 64, "time_limit_s": 60}
     many = [

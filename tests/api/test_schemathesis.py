@@ -50,6 +50,7 @@ def ask_as_each_user(case):
             assert [SERVICE.job(job) for job in (1, 2, 3)] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_no_request_is_a_fault_of_ours_or_reaches_another_users_job(operation):
     """Drawn here, not by the marker for pytest, which draws when tests are collected: in each worker."""

@@ -44,6 +44,10 @@ def test_a_token_makes_and_revokes_none(app):
     assert ask(app, "GET", "/v1/tokens", headers=by(secret)).status == 200
 
 
+def test_a_number_of_thousands_of_digits_is_that_of_no_token(app):
+    assert ask(app, "DELETE", "/v1/tokens/" + "9" * 5_000, b"{}", uid=ANN).status == 404
+
+
 def test_a_user_sees_and_revokes_own_tokens_only(app):
     secret = made(app).plain["secret"]
     assert ask(app, "GET", "/v1/tokens", uid=BO).plain["tokens"] == []

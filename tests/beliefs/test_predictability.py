@@ -166,6 +166,7 @@ def test_a_missing_file_is_refused():
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_inference_is_that_of_scikit_learn(found, trained, monkeypatch):
     """The file's numbers give the probabilities of scikit-learn's own model, without scikit-learn."""
     columns = [found.names.index(name) for name in trained.classifier.names]
@@ -188,6 +189,7 @@ def test_what_can_be_told_apart_is_told_apart_on_families_left_out(trained):
     assert all(one.auc[0] > 0.8 for one in trained.scores)
 
 
+@pytest.mark.slow
 def test_a_family_that_is_left_out_is_not_seen(found):
     """Labels of one family are turned over: what is said of that family stays as it was."""
     pytest.importorskip("sklearn")

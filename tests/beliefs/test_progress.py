@@ -85,6 +85,7 @@ def test_fewer_than_four_losses_say_nothing():
         assert not verdict.is_predictable
 
 
+@pytest.mark.slow
 def test_a_single_evaluation_does_not_flip():
     """Whatever is reported, a job is believed otherwise only after two evaluations in a row that say so."""
     rng = np.random.default_rng(0)
@@ -116,6 +117,7 @@ def test_a_job_is_not_believed_any_more_when_it_falls_otherwise_than_predicted()
     assert any(parted[26:])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("reports", [15, 25, 50])
 def test_a_job_that_falls_along_its_curve_is_believed_once_and_for_all(reports):
     """With few reports, the loss falls by much from one to the next, and so by the time of the newest."""

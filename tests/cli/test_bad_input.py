@@ -22,6 +22,7 @@ def trace(tmp_path_factory):
     return path
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("words", "text", "said"), [
     (["--power"], NODE.format(idle=900, full=700, exponent=1), "node 1: power curve of V100: found full_w=700, "),
     (["--power"], NODE.format(idle=-1, full=700, exponent=1), "found asleep_w=0 and idle_w=-1, expected watts"),

@@ -9,11 +9,12 @@ import pytest
 
 from brim.agent.capture import read_capture
 from brim.api.client import Client, NoControllerError
-from brim.cli.capture import CAPTURE_BYTES_MAX, requests_of, work_of
+from brim.cli.capture import ENVIRONMENT_BYTES_MAX, requests_of, work_of
 from brim.cli.job_options import asked, merged
 from brim.cli.slurm_calls import slurm_calls
 from brim.cli.submit import _SLURM_CALLS, _accepted, _changes, _unread
 from brim.errors import ConfigError
+from brim.gang.environment import rank_environment
 from brim.gang.inherited import of_this_process
 
 
@@ -214,15 +215,27 @@ def test_what_cannot_run_is_refused_where_it_is_submitted(folder, monkeypatch):
     file(folder / "plain", "text")
     for words, options, said in [
         (["nothing-here"], {}, "no command 'nothing-here' on your PATH"), (["./nothing"], {}, "there is no program"),
+        (["."], {}, "no command '.' on your PATH"), (["./"], {}, "/ is a folder, expected a program"),
         (["true"], {"chdir": "nowhere"}, "--chdir: found"), (["./a.txt"], {}, "no first line"),
     ]:
         file(folder / "a.txt", "hello")
         with pytest.raises(ConfigError, match=said):
             requests_of(work_of(words), asked(options), {})
-    monkeypatch.setenv("LARGE", "x" * CAPTURE_BYTES_MAX)
+    monkeypatch.setenv("LARGE", "x" * ENVIRONMENT_BYTES_MAX)
     with pytest.raises(ConfigError, match=r"the largest variable, LARGE, has 10\d+"):
         requests_of(work_of(["true"]), asked({}), {})
     assert not list((folder / "state").rglob("*.json"))
+
+
+def test_a_job_that_a_rank_submits_is_no_rank_and_one_that_torchrun_submits_has_its_variables(folder, monkeypatch):
+    rank = rank_environment({**os.environ, "BRIM_GANG": "g"}, 1, 1, 2, 29_500, ["GPU-a"], "")
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
+    for run_id, place in (("g", (None, None)), ("another", ("1", "2"))):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+        [asked_for] = requests_of(work_of(["true"]), asked({}), {})
+        env = read_capture(folder / "state/agent/captures", asked_for.capture, asked_for.digest).env
+        assert (env.get("RANK"), env.get("WORLD_SIZE")) == place
 
 
 def test_a_folder_that_was_removed_is_told(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from brim.api.auth import Admission
 from brim.api.client import PAGE_MAX
 from brim.cli import change, eta
-from brim.cli.controller import find_ids
+from brim.cli.controller import find_ids, find_job
 from brim.errors import ConfigError, NotFoundError, RefusedError
 from brim.live.requests import JOBS_MAX
 from tests.api.serving import serving
@@ -60,6 +60,14 @@ def test_jobs_of_an_array_and_names_are_looked_up(served, monkeypatch, word, ids
 def test_a_word_that_names_no_job_is_refused(served, word, kind, said):
     with pytest.raises(kind, match=said):
         find_ids(served, [word])
+
+
+def test_one_job_of_an_array_is_found_by_its_name_in_slurm(served):
+    assert find_job(served, "2_10").id == 3
+    with pytest.raises(ConfigError, match=r"^found 2_0,10, 2 jobs, expected one, such as 2_0$"):
+        find_job(served, "2_0,10")
+    with pytest.raises(NotFoundError, match="array 2 has no job with index 1"):
+        find_job(served, "2_1")
 
 
 def test_too_many_jobs_of_several_words_are_refused(served):

@@ -70,18 +70,20 @@ def on_terminal(command, columns):
     return said.decode()
 
 
+@pytest.mark.slow
 def test_in_a_pipe_it_says_what_it_does_and_what_it_took_and_nothing_later(command):
     first, last = piped(command)
-    assert first == "brim: compiling the scheduling kernels, once for this version of brim: up to 80 s of CPU time"
+    assert first == "brim: compiling the scheduling kernels, once for this version of brim: 1 to 2 minutes of CPU time"
     assert re.fullmatch(DONE, last)
     assert piped(command) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 120])
 def test_on_a_terminal_one_line_shows_each_step_and_is_replaced(command, columns):
     said = on_terminal(command, columns)
     parts = said.removeprefix("\r\x1b[K").split("\r\x1b[K")
-    what = "once for this version of brim: up to 80 s of CPU time"
+    what = "once for this version of brim: 1 to 2 minutes of CPU time"
     told = "brim: compiling the scheduling kernels ({} of 2: {}), " + what
     assert parts[:-1] == [told.format(1, "fifo")[: columns - 1], told.format(2, "srtf")[: columns - 1]]
     assert re.fullmatch(DONE + "\r\n", parts[-1])
@@ -118,6 +120,7 @@ policy = replace(PRESETS["srtf"], name="slow", order=Slow())
 """
 
 
+@pytest.mark.slow
 def test_a_users_policy_that_never_returns_keeps_nobody_waiting_and_compiles_nothing(tmp_path):
     """The steps need no code of the user's, so another process can have the lock while a user's part decides."""
     (tmp_path / "slow.py").write_text(SLOW)

@@ -148,7 +148,9 @@ def test_a_demo_that_is_killed_leaves_no_process_and_no_temporary_folder(tmp_pat
     wait_until(lambda: sleeping(folder) == 8, demo)
     demo.kill()
     demo.wait(PATIENCE_S)
+    end_s = time.monotonic() + PATIENCE_S
     while of_cluster(folder) or folder.exists():
+        assert time.monotonic() < end_s, (of_cluster(folder), folder.exists())
         time.sleep(0.05)
 
 
@@ -173,6 +175,7 @@ def wait_until(holds, process) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_with_the_extras_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['brim', 'demo']; import brim.cli.main as m; m.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)

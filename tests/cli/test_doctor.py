@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 
 from brim.agent.adoption import note_processes
-from brim.agent.attempt_files import FORGOTTEN, boot_id
+from brim.agent.attempt_files import FORGOTTEN
+from brim.agent.boot_clock import boot_id
 from brim.agent.cgroups import CgroupTree, note_tree
 from brim.agent.folders import agent_folder, attempt_folder
 from brim.agent.leftovers import known

@@ -88,6 +88,22 @@ def test_ctrl_c_detaches_from_a_job_that_goes_on(box):
     box("down", "--stop")
 
 
+def test_a_command_that_follows_a_job_waits_for_the_next_controller(box):
+    box("up", "--devices", "1", timeout_s=240)
+    words = ("sh", "-c", "echo began; until test -e go; do sleep 0.05; done; echo ended; exit 3")
+    with started(box, "run", "--", *words) as run:
+        assert run.stdout.readline() == "began\n"
+        box("down")
+        assert "Ctrl-C detaches" in run.stderr.readline()
+        assert run.stderr.readline() == "brim: no controller answers; job 1 goes on, and this waits for the next one\n"
+        (box.work / "go").touch()
+        assert run.stdout.readline() == "ended\n"
+        box("up", "--devices", "1", timeout_s=60)
+        _, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (3, "brim: job 1 failed: attempt 1 exited with 3\n")
+    box("down", "--stop")
+
+
 def test_the_next_service_may_have_another_number_of_slots(box):
     both = [started(box, "up", "--devices", "2") for _ in range(2)]  # in two terminals at once
     shown = [one.communicate(timeout=240)[0] for one in both]

@@ -30,6 +30,7 @@ def box():
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_gpus_are_given_out_by_the_name_that_the_driver_says_and_within_a_quota(box):
     box("up", "--user-gpus", "1", "--user-jobs", "2", timeout_s=240)
     assert "x2xA100-SXM4-80GB:" in json.loads(box("status", "--json").stdout)["status"]["cluster"]

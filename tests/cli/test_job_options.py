@@ -66,6 +66,21 @@ def test_what_a_job_uses_of_each_gpu():
             asked({"gpu-util": text})
 
 
+@pytest.mark.parametrize(("option", "text", "expected"), [
+    ("time", "9999999999h", "a duration such as 90s, 90m, 1h30m, 2d or 02:00:00, up to a century"),
+    ("mem", "99999999T", "a size such as 24GB or 512MiB, up to 2,047 TB for each"), ("mem", "3P", "a size"),
+    ("gpu-mem", "3P", "a size such as 24GB or 512MiB, up to 2,047 TB for each"),
+    ("gpu-mem", "0", "a size such as 24GB, above 0"),
+    ("cpus", "3000001", "at most 1,000,000 cores for each GPU"),
+])  # fmt: skip
+def test_a_value_that_is_too_large_is_refused_by_the_option_with_its_limit(option, text, expected):
+    gpus = "3" if option == "cpus" else "1"
+    with pytest.raises(ConfigError, match=f"^--{option}: found '{text}', expected {re.escape(expected)}"):
+        asked({"gpus": gpus, option: text})
+    assert fields(gpus="3", cpus="3000000", mem="5P")["cpus_per_gpu"] == 1e6
+    assert fields(begin="1960-01-01")["begin_s"] == 1
+
+
 def test_a_dependency_that_is_empty_is_refused(tmp_path):
     """An id that a script failed to get: the job would start before what it needs."""
     with pytest.raises(ConfigError, match=r"^--depends-on: found nothing, expected job ids or names; to wait for none"):
@@ -139,7 +154,7 @@ def test_a_class_that_does_not_exist_is_named_by_its_option():
 
 @pytest.mark.parametrize(("option", "expected"), [
     ("time", "a duration such as 90s"), ("grace", "a duration such as 90s"), ("mem", "a size such as 24GB"),
-    ("gpu-mem", "a size such as 10GB"),
+    ("gpu-mem", "a size such as 24GB"),
 ])  # fmt: skip
 def test_a_duration_or_size_that_is_none_is_named_by_its_option(option, expected):
     with pytest.raises(ConfigError, match=rf"^--{option}: found '1x', expected {expected}"):
@@ -154,7 +169,7 @@ def test_a_long_value_is_cut_in_its_error(option):
 
 
 def test_memory_of_a_gpu_that_is_none_is_named_by_its_option():
-    with pytest.raises(ConfigError, match=r"^--gpu-mem: found '0', expected a size such as 10GB"):
+    with pytest.raises(ConfigError, match=r"^--gpu-mem: found '0', expected a size such as 24GB"):
         asked({"gpu-mem": "0"})
 
 

@@ -20,10 +20,9 @@ import pytest
 from brim.api.client import Client
 from brim.api.serve import SOCKET
 from brim.cli.controller import is_locked
+from brim.cli.up import _pairs, _up_again
 from brim.gang.environment import free_port
 from tests.cli.commands import brim
-
-pytestmark = pytest.mark.slow
 
 
 class Box:
@@ -39,6 +38,9 @@ class Box:
         done = brim(*words, cwd=self.work, env={**self.env, **env}, timeout_s=timeout_s)
         assert code in (None, done.returncode), (words, done.stdout, done.stderr)
         return done
+
+    def start(self):
+        return self("up", "--devices", "4", "--tcp", self.port, timeout_s=240)
 
     def ended(self, *words):
         """Id of a job that was submitted and has ended."""
@@ -70,12 +72,19 @@ def up():
     folder = Path(tempfile.mkdtemp(prefix="brim-"))  # pytest's own is too long for a socket
     box = Box(folder)
     try:
-        shown = box("up", "--devices", "4", "--tcp", str(box.port), timeout_s=240)
-        assert "4 devices, 0 jobs run, 0 wait" in shown.stdout
+        assert "4 devices, 0 jobs run, 0 wait" in box.start().stdout
         yield box
     finally:
         brim("down", "--stop", cwd=folder, env=box.env)
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def restarted(up):
+    """The cluster, for a test that stops its controller: the next test, in random order, finds it as it was."""
+    yield up
+    up("down", code=None)
+    up.start()
 
 
 def test_run_passes_output_and_exit_code_on(up):
@@ -99,6 +108,7 @@ def test_a_log_is_that_of_all_attempts(up):
         assert up("logs", *options, job).stdout == "attempt 1\nattempt 2\n"
 
 
+@pytest.mark.slow
 def test_a_script_is_copied_and_its_headers_count(up):
     script = up.work / "job.sh"
     headers = "#SBATCH -J resnet --partition=x\n#BRIM --env A=1 -g 2\n"
@@ -142,6 +152,7 @@ def test_an_array_with_a_limit_and_slurms_dependencies(up):
     assert "after_any: " in up("submit", "--dry-run", "--depends-on", f"afterany:{after}", "true").stdout
 
 
+@pytest.mark.slow
 def test_words_that_name_an_array_name_all_its_jobs(up):
     many = up("submit", "--hold", "-n", "many", "--array", "0-2", "true").stdout.strip()
     low, high = map(int, many.split("-"))
@@ -251,6 +262,7 @@ def test_redo_runs_a_job_again(up):
     assert up("logs", "-f", job).stdout == "7 3\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["redo", "submit", "release"])
 def test_an_agent_that_died_is_started_again_by_what_needs_it(up, verb):
     job = up("submit", "--hold", "-n", "again", "echo", "again").stdout.strip()
@@ -315,6 +327,8 @@ def test_more_devices_than_there_are_is_held_with_the_reason(up):
     up("cancel", job)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("restarted")
 def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
     job = up("submit", "--", "sh", "-c", "echo one; while ! test -e go; do sleep 0.05; done; echo two").stdout.strip()
     until_running(up, job)
@@ -353,10 +367,24 @@ def test_up_again_says_so_and_a_killed_controller_takes_its_jobs_back(up):
     assert re.search(rf"^{job} .* finished +0 ", up("history").stdout, re.M)
 
 
+@pytest.mark.parametrize(("words", "again"), [
+    ("--gpus 8 --gpu-type V100 --policy backfill --allow", "brim up"),
+    ("--devices 4 --policy srtf --allow 0,1 --user-gpus 2", "brim up --devices 4 --policy srtf --allow root,daemon "
+     "--user-gpus 2"),
+])
+def test_the_same_service_is_started_again_by(words, again):
+    words = [*words.split(), *[""] * (len(words.split()) % 2)]
+    assert _up_again(_pairs(words)) == again
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("restarted")
 def test_down_leaves_jobs_running_and_says_which(up):
     job = up("submit", "--", "sh", "-c", "while ! test -e go; do sleep 0.05; done; exit 5").stdout.strip()
     until_running(up, job)
-    said = up("down").stdout
+    done = up("down")
+    said = done.stdout
+    assert done.stderr.startswith("next: brim up --devices 4 --tcp ")
     assert f"the agent (process {up.pid('agent')}) stays" in said
     assert f"job {job} goes on, on 1 device\n" in said
     assert "no controller of" in up("down", code=3).stderr
@@ -368,6 +396,7 @@ def test_down_leaves_jobs_running_and_says_which(up):
     assert re.search(rf"^{job} .* failed +5 ", up("history").stdout, re.M)
 
 
+@pytest.mark.slow
 def test_tcp_wants_a_token_that_can_be_revoked(up):
     def ask(secret, method="GET", path="/v1/status"):
         connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=30)
@@ -376,8 +405,6 @@ def test_tcp_wants_a_token_that_can_be_revoked(up):
             connection.request(method, path, '{"label": "x"}' if method == "POST" else None, headers)
             return connection.getresponse().status
 
-    up("down")
-    up("up", "--devices", "4", "--tcp", up.port)  # after the tests before
     secret = up("token", "new", "notebook", "--days", "1").stdout.strip()
     assert secret.startswith("brim_")
     assert ask(secret) == 200
@@ -399,6 +426,7 @@ def attempts_of(up, job):
                 for table, key in (("jobs", "id"), ("attempts", "job"))])
 
 
+@pytest.mark.slow
 def test_the_report_compares_the_twin_with_what_ran(up):
     """After all that the tests before did: jobs that failed, were cancelled, and one that still runs."""
     first = int(up("submit", "-n", "step", "-g", "2", "sleep", "0.3").stdout)

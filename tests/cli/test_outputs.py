@@ -42,6 +42,7 @@ def refused(done, option):
     assert done.stdout == ""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("option", ["--html", "--jobs"])
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
 def test_a_result_never_replaces_the_trace_it_was_made_from(trace, tmp_path, option, link):
@@ -152,6 +153,7 @@ def test_ids_that_cannot_be_written_are_told_by_the_error(monkeypatch, ids, name
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_failure(trace):
     done = subprocess.run(
         f"{sys.executable} -m brim sim run {trace} -c 2x8xV100 --json 2>err.txt | head -c 1; echo ${{PIPESTATUS[0]}}",
@@ -181,6 +183,7 @@ atexit.register(print, "printed at exit")
 """
 
 
+@pytest.mark.slow
 def test_what_a_policy_prints_does_not_reach_the_result(trace, tmp_path):
     policy = tmp_path / "noisy.py"
     body = "print('printed'); sys.stdout.write('written\\n'); return np.arange(len(snapshot.jobs))"
@@ -236,6 +239,7 @@ def test_jobs_run_on_a_cluster_without_a_named_type_whatever_type_they_ask_for(t
     assert said == "The GPU types that jobs ask for are ignored: the cluster's GPUs have no named type."
 
 
+@pytest.mark.slow
 def test_a_name_that_the_encoding_of_standard_output_lacks_is_escaped(tmp_path):
     (tmp_path / "t.csv").write_text("job_id,submit_ms,gpus,run_ms,user\na,0,1,60000,bj\u00f6rn\n", encoding="utf-8")
     command = [sys.executable, "-m", "brim", "sim", "run", "t.csv", "-c", "1x8", "--price", "2", "--bill", "user"]

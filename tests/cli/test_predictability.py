@@ -33,6 +33,7 @@ def history(families: int = 3, each: int = 6, *, wanders: float = 0.12) -> pl.Da
     return pl.concat(tables)
 
 
+@pytest.mark.slow
 def test_a_history_is_read_scored_and_written(tmp_path):
     file, out = tmp_path / "losses.csv", tmp_path / "mine.toml"
     history().write_csv(file)
@@ -184,6 +185,7 @@ def test_rows_out_of_order_are_counted_because_what_came_before_is_taken_as_undo
     assert said.endswith("the first is row 6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "said"), [("losses.csv", 2, "one family only"), ("no.csv", 2, "no such file")]
 )

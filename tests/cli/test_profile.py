@@ -43,6 +43,7 @@ def profile(tmp_path, *words):
     return done
 
 
+@pytest.mark.slow
 def test_the_profile_of_an_example_is_a_library_for_replays(tmp_path):
     done = profile(tmp_path, "--batch", "16-32", "--ranks", "1", "--", "python", EXAMPLE, "--steps", "20")
     assert done.returncode == 0, done.stderr
@@ -55,6 +56,7 @@ def test_the_profile_of_an_example_is_a_library_for_replays(tmp_path):
     assert list(known) == [1]  # what brim sim run --library FILE tells policies
 
 
+@pytest.mark.slow
 def test_a_script_that_raises_ends_it_with_its_traceback_and_code(tmp_path):
     (tmp_path / "raises.py").write_text("import sys\nraise ValueError(sys.argv[1:])\n")
     done = profile(tmp_path, "raises.py", "--epochs", "3")
@@ -107,14 +109,18 @@ def test_an_interpreter_without_torch_is_named_with_what_to_install(tmp_path):
 
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_it_is_ended(tmp_path, number):
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "number"), [
+    (("brim.cli.main", "profile"), signal.SIGINT), (("brim.cli.main", "profile"), signal.SIGTERM),
+    (("brim.cli.main", "profile"), signal.SIGKILL), (("brim.train.check",), signal.SIGTERM),
+])
+def test_nothing_is_left_when_it_is_ended(tmp_path, command, number):
     mark = str(tmp_path)
     (tmp_path / "job.py").write_text("import time; open('there', 'w').close(); time.sleep(300)")
-    command = [sys.executable, "-m", "brim.cli.main", "profile", "job.py"]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", MARK: mark, "TMPDIR": mark}
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, process_group=0,
+        [sys.executable, "-m", *command, "job.py"], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True,
+        process_group=0,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  (a shell may have it ignored)
     )  # fmt: skip
     until_s = time.monotonic() + 240  # on a machine that others keep busy

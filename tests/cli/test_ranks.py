@@ -84,6 +84,7 @@ def test_when_one_rank_fails_the_other_is_ended_and_its_code_is_the_jobs(up):
             assert str(up.work) != os.readlink(line.with_name("cwd")), line.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_gang_makes_room_comes_back_and_goes_on(up):
     job = up("submit", *TWO, "-t", "1h", "--", sys.executable, "plain.py", "train").stdout.strip()
     until_running(up, job)

@@ -47,6 +47,7 @@ class Recipe:
         return Noted(Rigid(trace), self.log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 def test_bounds_are_computed_once_for_all_policies_on_a_trace(tmp_path, monkeypatch, cores):
     monkeypatch.setattr(replays.os, "cpu_count", lambda: cores)
@@ -96,6 +97,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_sends_its_result_ends_the_comparison(tmp_path):
     """Its parent waited for the rest, of which other processes held the pipe open."""
     (tmp_path / "sends.py").write_text(SENDS)
@@ -156,6 +158,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_replays_end_with_the_process_that_started_them(tmp_path):
     (tmp_path / "hangs.py").write_text(HANGS)
     noted = tmp_path / "pids"

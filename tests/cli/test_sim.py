@@ -63,6 +63,7 @@ def test_run_prints_only_json_on_stdout_with_all_the_keys(trace):
     assert row["jct_mean_s"] >= row["jct_bound_s"] > 0
 
 
+@pytest.mark.slow
 def test_compare_in_processes_equals_runs_one_by_one(tmp_path):
     """A pool of processes must not change a single figure."""
     trace = tmp_path / "more.parquet"
@@ -98,6 +99,7 @@ def test_seeds_give_intervals_and_loads_give_rows(trace):
     assert "+-" in brim(*fifo).stdout
 
 
+@pytest.mark.slow
 def test_the_file_of_jobs_has_the_rows_of_every_replay_in_order(trace, tmp_path):
     words = ("sim", "compare", trace, "-c", "2x8xV100", "-p", "fifo,sjf", "--seeds", 2, "--load", "0.5,1", "--json")
     for name, read in (("jobs.parquet", pl.read_parquet), ("jobs.csv", partial(pl.read_csv, infer_schema_length=None))):
@@ -131,6 +133,7 @@ def test_overheads_and_faults_reach_the_replay(trace):
     assert drained["queue_mean_s"] >= plain["queue_mean_s"]
 
 
+@pytest.mark.cases(22)
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -241,6 +244,7 @@ WRONG = [
 """What an order gives back, and what is said of it."""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("body", "said"), WRONG)
 def test_a_wrong_answer_of_a_policy_is_one_line_not_a_crash(trace, tmp_path, body, said):
     """The walk is compiled without bounds checks: an order that is no permutation must not reach it."""
@@ -273,6 +277,7 @@ def test_jobs_of_applications_that_were_not_measured_are_refused_before_any_repl
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_measured_jobs_replay_alike_in_processes_and_pay_thirty_seconds_for_each_change(tmp_path):
     jobs = tmp_path / "jobs.csv"
     jobs.write_text("name,time,application,num_replicas,batch_size\na,0,toy,2,16\nb,1,toy,1,8\nc,2,toy,2,16\n")
@@ -310,6 +315,7 @@ def test_a_gpu_type_that_nothing_knows_is_told(capsys, cluster, types, said):
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.slow
 def test_what_a_policy_is_for_and_cannot_do_is_pointed_out(trace):
     """No job can be resized, none records what it uses, and nothing shows energy."""
     resizes = "brim: optimus: no job of this trace can change its number of GPUs (--truth rigid)"
@@ -425,6 +431,7 @@ policy = replace(find_policy("{shipped}"), name="{shipped}-halts")
 """A policy file: the process that replays it stops when it first tells how far it is."""
 
 
+@pytest.mark.slow
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
     path = tmp_path / "big.parquet"
     brim("trace", "synth", "philly", path, "--num-jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
@@ -475,6 +482,7 @@ def comparison(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
     """A worker that Ctrl-C ended while it started left its parent writing the trace to a pipe without a reader."""
     with comparison(tmp_path) as run:
@@ -492,6 +500,7 @@ def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_worker_process_that_is_killed_while_it_starts_ends_the_comparison_with_one_line(tmp_path):
     """Its parent wrote the trace to a pipe of which it held both ends itself, for ever."""
     with comparison(tmp_path) as run:
@@ -559,6 +568,7 @@ def test_help_names_every_verb():
     assert brim("--version").stdout.startswith("brim 0.")
 
 
+@pytest.mark.slow
 def test_factorial_switches_the_decisions_of_a_preset(trace, tmp_path):
     page = tmp_path / "page.html"
 
@@ -575,6 +585,7 @@ def test_factorial_switches_the_decisions_of_a_preset(trace, tmp_path):
     assert "Effects on mean JCT" in page.read_text()
 
 
+@pytest.mark.slow
 def test_factorial_switches_the_parts_that_a_file_combines_and_tells_regular_jobs_from_padding(tmp_path):
     trace, policy = tmp_path / "trace.csv", tmp_path / "mine.py"
     trace.write_text("job_id,submit_ms,gpus,run_ms,job_class\na,0,8,60000,padding\nb,0,8,30000,regular\n")

@@ -41,6 +41,7 @@ def test_whole_numbers_are_read_as_they_are_written():
     refused("^found '1000.*0', expected a whole number from 0 up, of at most 18 digits$", parse_whole, "1" + "0" * 18)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(("option", "text"), [
     ("gpus", LONG), ("gpus", f"1-{LONG}"), ("gpus", f"1,{LONG}"), ("gpus", f"A100:{LONG}"), ("array", LONG),
     ("array", f"0-{LONG}:2"), ("array", f"0-9%{LONG}"), ("batch", LONG), ("batch", f"1-{LONG}"), ("mem", LONG),
@@ -100,6 +101,7 @@ def test_a_number_of_a_cluster_file(tmp_path, line):
     refused(f"^cluster file {file}.*: found ", parse_cluster, f"{file}")
 
 
+@pytest.mark.slow
 def test_durations_and_sizes():
     refused("is longer than a century$", parse_duration_ms, f"{LONG}-00:00")
     refused("is above a billion GB$", parse_memory_mib, f"{LONG}G")

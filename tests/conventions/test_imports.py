@@ -56,6 +56,7 @@ def test_the_import_contracts_hold():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_what_benchmarks_import_is_there():
     """Nothing else runs most of them: a name that has gone would be found by those who measure again."""
     for path in sorted((ROOT / "benchmarks").glob("*.py")):
@@ -107,6 +108,7 @@ def test_what_decides_draws_nothing_prints_nothing_and_opens_no_file(package):
             assert not opened, (path, opened)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("package", sorted(p.name for p in SOURCE.iterdir() if p.is_dir() and p.name != "cli"))
 def test_only_the_command_line_prints(package):
     allowed = {"train", "gang", "live"}  # programs of their own, which talk on their standard streams
@@ -114,6 +116,7 @@ def test_only_the_command_line_prints(package):
         assert package in allowed or "print" not in calls(path), path
 
 
+@pytest.mark.slow
 def test_no_random_state_without_a_seed():
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -130,6 +133,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "words", [["--help"], ["sim", "compare", "--help"], ["policy", "list"], ["policy", "list", "--json"],
               ["policy", "list", "-o", "json"], ["--version"]]
@@ -174,11 +178,12 @@ def test_gang_needs_the_standard_library_alone():
         assert imports(path) <= {*sys.stdlib_module_names, "brim"}, path
 
 
+@pytest.mark.slow
 def test_every_compiled_module_is_in_the_digest_of_the_cache():
     """numba runs stale code where a callee in another file has changed; the digest of all sources prevents it."""
     from brim.kernel_cache import SOURCES
 
-    decorators = re.compile(r"from brim.compiled import .*\b(njit|inline|internal)\b")
+    decorators = re.compile(r"from brim.compiled import .*\b(njit|in_place|inline|internal)\b")
     compiled = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")
                 if decorators.search(path.read_text(encoding="utf-8"))}
     assert compiled == set(SOURCES)
@@ -201,7 +206,7 @@ def test_compiled_code_alone_calls_internal_functions():
         reachable = {name for module, name in internal if modules[module] == path}
         reachable |= {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
                       for alias in node.names if (node.module, alias.name) in internal}
-        compiled = {id(node) for function in compiled_functions(tree, {"njit", "inline", "internal"})
+        compiled = {id(node) for function in compiled_functions(tree, {"njit", "in_place", "inline", "internal"})
                     for node in ast.walk(function)}
         named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in compiled}
         assert not named & reachable, path
@@ -219,7 +224,7 @@ def test_the_digest_covers_every_module_whose_constants_compiled_code_reads():
 
     for source in SOURCES:
         tree = ast.parse((SOURCE / source).read_text(encoding="utf-8"))
-        names = {name.id for node in compiled_functions(tree, {"njit", "inline", "internal"})
+        names = {name.id for node in compiled_functions(tree, {"njit", "in_place", "inline", "internal"})
                  for part in node.body for name in ast.walk(part) if isinstance(name, ast.Name)}
         names |= {name.id for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value
                   for name in ast.walk(node.value) if isinstance(name, ast.Name)}  # constants made of others

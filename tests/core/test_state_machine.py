@@ -323,7 +323,7 @@ class Stories(RuleBasedStateMachine):
             assert seen.sync_s[row] == pytest.approx(sum(sync for _, sync in values) / len(values))
 
 
-TestStories = Stories.TestCase
+TestStories = pytest.mark.slow(Stories.TestCase)
 TestStories.settings = settings(max_examples=sample(100, 33), stateful_step_count=40, deadline=None, derandomize=True)
 
 

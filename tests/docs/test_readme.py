@@ -80,6 +80,7 @@ def test_links_and_paths_lead_somewhere(document):
         assert (ROOT / "src/brim" / path).exists(), path
 
 
+@pytest.mark.cases(25)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_and_their_options_exist(document):
     """Every ``brim`` command in a document names verbs and options that the command line has."""

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TEXT = (Path(__file__).parents[2] / "docs/how-to-share-feed-and-fill.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_replay_shows_sharing_loader_cores_padding_energy_and_cost(tmp_path) -> None:
     (script,), (power,) = (re.findall(rf"^ *```{kind}\n(.*?)^ *```$", TEXT, re.M | re.S) for kind in ("sh", "toml"))
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -29,8 +29,9 @@ SAID = {
     8: ("18 runs of 3 families", "4 devices"),
     9: ("finished at step 20 in attempt 2",),
     10: ('"schema":1', '"jobs":['),
-    11: ("4 devices",),
-    12: ("has ended",),
+    11: ("http://127.0.0.1:", "has cancelled it"),
+    12: ("4 devices",),
+    13: ("has ended",),
 }
 """What each block prints, among other things."""
 

@@ -78,6 +78,7 @@ def answers(folder):
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "steps", "left"),
     [

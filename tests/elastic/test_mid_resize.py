@@ -42,6 +42,7 @@ def digests(place, zygote) -> set[str]:
     return {json.loads(path.read_text())["digest"] for path in (folder / "answers").glob("*.json")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "victim"), CASES)
 def test_a_kill_in_the_middle_of_a_resize_changes_no_bit(place, zygote, digests, change, victim):
     said = run(place / f"{change}-{victim}", case(change, victim), zygote)

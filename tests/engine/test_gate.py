@@ -18,7 +18,7 @@ from brim.engine.round import run_round
 from brim.errors import PlanError
 from brim.policies.place.repack import Repack
 from brim.policies.presets import PRESETS
-from brim.policies.sockets import Sizes
+from brim.policies.sockets import Sizes, Worth
 from brim.testing import job, snapshot_of
 
 LIMITS = {"gpus_min": 1, "gpus_max": 4, "batch": 32, "batch_min": 8, "batch_max": 64, "local_batch_max": 64}
@@ -43,8 +43,11 @@ class GiveIfPaid(Give):
 
     cost: float = 0.5
 
-    def worth(self, snapshot: Snapshot, beliefs: Beliefs, gpus: IntArray, restarts: BoolArray) -> FloatArray:
+    def with_worth(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> tuple[Sizes, Worth]:
         """See ``WholePlan``."""
+        return self(snapshot, beliefs, order), self._worth
+
+    def _worth(self, gpus: IntArray, restarts: BoolArray) -> FloatArray:
         total: FloatArray = (gpus > 0).sum(axis=1) - self.cost * restarts.sum(axis=1)
         return total
 

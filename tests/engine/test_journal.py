@@ -54,6 +54,7 @@ def fields_of(value) -> list[object]:
     return value
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_replayed_journal_is_byte_equal_and_ends_in_the_same_state(data):
     cluster = data.draw(clusters(nodes_max=2))
@@ -82,6 +83,7 @@ def test_a_replayed_journal_is_byte_equal_and_ends_in_the_same_state(data):
     assert fields_of(again.state.freeze(10**9)) == fields_of(seen[0].state.freeze(10**9))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_replayed_journal_of_elastic_jobs_is_byte_equal_and_ends_in_the_same_state(data):
     cluster = data.draw(clusters(groups_max=2, nodes_max=2, gpus_max=3))
@@ -167,6 +169,7 @@ def test_the_sink_gets_each_line_and_the_journal_keeps_none():
     assert len(kept.lines) >= 4
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_recovered_scheduler_goes_on_as_the_one_that_was_lost(data):
     """It has the same state and the same next round as one that was fed, at any point of the journal.
@@ -199,6 +202,7 @@ def test_a_recovered_scheduler_goes_on_as_the_one_that_was_lost(data):
     assert rest.lines == journal.lines[at:]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_scheduler_restored_from_bytes_goes_on_as_the_one_that_was_saved(data):
     cluster = data.draw(clusters(groups_max=2, nodes_max=2, gpus_max=3))

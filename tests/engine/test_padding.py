@@ -176,6 +176,7 @@ def drawn_jobs(data: st.DataObject) -> list[Job]:
     return jobs
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", IN_A_ROUND)
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
@@ -193,6 +194,7 @@ def test_a_round_decides_about_regular_jobs_as_if_there_were_no_padding(name: st
 
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["backfill", "tiresias", "goodput"])
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
@@ -237,6 +239,7 @@ def columns_of(found: Replay, names: tuple[str, ...]) -> dict[str, list[int]]:
     return {column: getattr(found, column)[rows].tolist() for column in columns}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", IN_A_REPLAY)
 @given(
     regular=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 300), st.integers(1, 4)), min_size=1, max_size=8),

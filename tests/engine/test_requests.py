@@ -91,6 +91,7 @@ def test_a_size_part_is_held_to_the_list():
         run_round(LISTED, Beliefs(), replace(SKIP, size=ThreeEach()))
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("name", [name for name, policy in PRESETS.items() if policy.resizes_running])
 @given(st.data())
 def test_elastic_presets_choose_listed_sizes_only(name, data):
@@ -155,6 +156,7 @@ def test_what_is_not_asked_is_neutral():
 # -- single GPUs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{type(place).__name__}-{getattr(place, 'misfit', '')}")
 @given(st.data())
 def test_no_place_part_starts_a_job_on_a_withheld_gpu(place, data):

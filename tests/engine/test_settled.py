@@ -134,6 +134,7 @@ def that_load(policy):
     return replay(trace, where, policy, ReplaySettings(library="synergy"), truth=truth)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("replayed", "name"), [
     (replayed, name) for name in ACTING for replayed, asks in ((that_share, "shares_gpus"), (that_load, "asks_loading"))
     if getattr(PRESETS[name], asks)
@@ -194,6 +195,7 @@ BESIDE = tuple(range(620, 760, 7))
 """Seconds at which the last job comes: some just after a round that padding could have caused."""
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("at", BESIDE)
 def test_regular_jobs_start_when_they_would_without_padding(at):
     ours = [job(at=0, run=1, name="first"), job(at=1, run=3_000, name="long"), job(at=at, run=50, name="last")]

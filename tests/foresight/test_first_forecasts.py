@@ -25,6 +25,23 @@ def box():
     box.close()
 
 
+PRINTS = """
+from dataclasses import replace
+from brim.policies.presets import find_policy
+print("found 3 nodes")
+policy = replace(find_policy("fifo"), name="prints")
+"""
+
+
+async def answer_under(policy, database, now_ms: int, job: int) -> dict:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "brim.foresight.first_forecasts", str(database), str(policy), str(NONE), "", str(now_ms),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )
+    answer, _ = await process.communicate(json.dumps([job]).encode())
+    return json.loads(answer)
+
+
 async def of_a_killed_controller(database, now_ms: int, job: int) -> bytes:
     """What the process prints on stderr if nobody reads its answer any more."""
     reads, writes = os.pipe()
@@ -59,6 +76,9 @@ def test_a_job_that_waits_is_forecast_although_nobody_asks(box, monkeypatch):
         await until(lambda: forecast() == [second], "a forecast of the job that waits, and of no other")
         assert reads.forecasts_hit() == (0, 0)
         assert await of_a_killed_controller(database, service.now_ms(), second) == b""
+        (box.folder / "prints.py").write_text(PRINTS)
+        answer = await answer_under(box.folder / "prints.py", database, service.now_ms(), second)
+        assert list(answer["starts_ms"]) == [str(second)]
         box.end("a")
         await in_state(service, second, "running")
         assert reads.forecasts_hit()[0] == 1, "it is scored"

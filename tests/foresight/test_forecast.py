@@ -82,6 +82,7 @@ def test_one_device_serves_two_jobs_after_the_first(policy):
     assert second.start_s[0] == first.end_s[0], "it waits for nothing else"
 
 
+@pytest.mark.slow
 def test_where_continuations_agree_the_interval_covers_as_many_starts_as_it_says():
     """Run times have one distribution: 17 of 21 start between the second and the nineteenth of 20 draws."""
     draw = random.Random(7)
@@ -98,6 +99,7 @@ def test_where_continuations_agree_the_interval_covers_as_many_starts_as_it_says
     assert 42 <= hits <= 56, "17 of 21 of 60 are 49"
 
 
+@pytest.mark.slow
 def test_with_a_record_the_interval_covers_as_many_starts_as_it_says():
     """Run times have one distribution: forty forecasts tell how far from the expected starts sixty more are."""
     draw = random.Random(7)

@@ -38,6 +38,7 @@ def messages():
     return st.one_of(list(BUILT.values()))
 
 
+@pytest.mark.slow
 @given(st.lists(messages(), max_size=5), st.data())
 def test_messages_arrive_however_the_bytes_are_cut(sent, data):
     stream = b"".join(encode(message) for message in sent)
@@ -65,11 +66,12 @@ def test_invalid_lines_never_raise_and_what_follows_is_read(lines):
 
 
 ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
 )
 
 
+@pytest.mark.slow
 @given(ANY, st.sampled_from(KINDS), st.data())
 def test_fields_of_the_wrong_kind_are_errors_or_a_message_of_the_declared_kinds(value, kind, data):
     if not fields(kind):
@@ -108,6 +110,8 @@ def test_another_version_is_fatal_and_names_both():
     (b'{"v":1,"type":"hello","id":true,"pid":1}', "hello.id: found True, expected int"),
     (b'{"v":1,"type":"form_group","generation":1,"members":[1,"2"],"leader":1,"command":1}', "form_group.members"),
     (b"[" * 100_000, "JSON object"),
+    (b'{"v":1,"type":"training_progress","step":1,"samples":1,"loss":NaN}', "finite numbers"),
+    (b'{"v":1,"type":"training_progress","step":1,"samples":1,"loss":1e999}', "finite numbers"),
 ])  # fmt: skip
 def test_errors_say_what_was_found_and_expected(line, expected):
     with pytest.raises(ProtocolError) as caught:

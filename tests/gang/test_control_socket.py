@@ -81,7 +81,7 @@ def test_impossible_values_are_refused_and_reach_no_rank(launch, peer, tmp_path)
         assert gang.request(message) == Response(ok=False, detail=why)
     raw = peer(gang.control)
     raw.send(b'{"v":1,"type":"preempt_request","grace_s":NaN}\n')
-    assert not raw.receive().ok
+    assert isinstance(raw.receive(), Error)
     assert gang.request(TuneSettings(loader_workers=0)).ok
     assert rank.receive() == TuneSettings(2, loader_workers=0)
     assert gang.status()["state"] == "running"
@@ -156,6 +156,7 @@ def test_a_rank_that_sends_a_message_of_others_gets_an_error(launch, peer, tmp_p
     assert gang.until(lambda status: not status["ranks"][0]["connected"])
 
 
+@pytest.mark.slow
 def test_a_rank_that_reconnects_is_sent_again_what_it_may_have_missed(launch, peer, tmp_path):
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 1, tmp_path / "wait.py")
@@ -172,7 +173,7 @@ def test_a_rank_that_reconnects_is_sent_again_what_it_may_have_missed(launch, pe
 def test_a_tune_that_a_new_generation_makes_void_is_sent_again_unless_it_was_applied(launch, peer, tmp_path, applied):
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 2, tmp_path / "wait.py")
-    gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)
+    gang.until(lambda status: sum(bool(rank["pid"]) for rank in status["ranks"]) == 2)
     first, second = peer(gang.control), peer(gang.control)
     for number, one in enumerate((first, second)):
         one.send(Hello(number, 1))
@@ -221,4 +222,4 @@ def test_addresses_and_commands_reach_the_ranks_they_are_for(launch, peer, tmp_p
     gang.request(ResizeRequest(1))
     assert first.receive() == second.receive() == ResizeGroup(2, 2, (0,), 0)
     gang.request(PreemptRequest(grace_s=2.0))
-    assert first.receive() == Prepare(3, 1.0, 0)
+    assert first.receive() == Prepare(3, 1.0)

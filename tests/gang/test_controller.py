@@ -128,7 +128,7 @@ def test_a_rank_that_reconnects_is_told_of_settings_that_it_may_have_missed():
 def test_a_preempted_rank_gets_a_message_then_sigterm_then_sigkill():
     gang = trained(1, grace_s=30.0, term_s=5.0)
     gang.controller.preempt()
-    assert gang.actions() == [Send(0, Prepare(2, 25.0, 0))]
+    assert gang.actions() == [Send(0, Prepare(2, 25.0))]
     assert gang.controller.next_signal_in_s() == 25.0
     gang.controller.send_due_signals()
     assert gang.actions() == []

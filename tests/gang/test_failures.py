@@ -36,6 +36,7 @@ def test_of_several_tracebacks_the_first_cause_comes_first(launch):
     assert text.splitlines()[-1] == "brim: rank 1 failed first: exited with 1"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("linger_s", [0, 1])
 @pytest.mark.parametrize("steps", [5, 0])
 def test_survivors_that_wait_for_a_new_generation_end_with_a_gang_that_fails(launch, steps, linger_s):

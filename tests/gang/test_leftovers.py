@@ -42,6 +42,7 @@ if "fail" in sys.argv: 1/0
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("words", [["exec"], ["fork"], ["fork", "fail"], ["exec", "wait"]])
 def test_daemons_that_double_forked_away_are_gone_with_the_gang(launch, tmp_path, words):
     (tmp_path / "orphan.py").write_text(ORPHAN)
@@ -98,6 +99,7 @@ def test_shared_memory_of_a_killed_rank_is_unlinked(launch, tmp_path):
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 
 
+@pytest.mark.slow
 def test_when_the_supervisor_is_killed_nothing_is_left(launch, tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     gang = launch("--nproc", 2, tmp_path / "stubborn.py", env={"TMPDIR": str(tmp_path)})
@@ -125,6 +127,7 @@ def test_a_signal_after_the_end_of_the_gang_does_not_change_the_exit_code(launch
     assert gang.wait() == 3, gang.stderr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_kills_at_random_moments_leave_nothing(launch, seed):
     dice = random.Random(seed)
@@ -151,6 +154,7 @@ def test_kills_at_random_moments_leave_nothing(launch, seed):
         time.sleep(1.5)
 
 
+@pytest.mark.slow
 def test_gangs_leak_no_descriptor_thread_file_or_port(tmp_path):
     program = f"""
 import os, sys, threading, glob, tempfile
@@ -194,6 +198,7 @@ def test_the_fork_of_a_shared_zygote_serves_a_gang(launch, tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_ranks_are_killed_although_their_zygotes_and_the_one_that_listened_are_gone(launch, tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     listening = subprocess.Popen(

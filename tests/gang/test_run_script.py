@@ -160,6 +160,7 @@ def fresh(command, cwd, stdin=b""):
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("words", [
     ["script.py", "a", "b c", "--x"], ["./script.py"], ["../project/script.py"], ["link.py"], ["-u", "script.py"],
     ["-m", "package.run", "-x"], ["-m", "package"], ["package"], ["{abs}/script.py"],
@@ -243,6 +244,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize("name", ENDINGS)
 def test_it_ends_as_a_fresh_interpreter_would(one_zygote, name):
     folder, zygote = one_zygote
@@ -275,6 +277,7 @@ def one_zygote(tmp_path_factory):
     zygote.close()
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("words", [
     ["missing.py"], ["-m", "missing"], ["-m", "package.missing"],
     ["-c", "import sys; print(sys.argv, sys.path[0])", "y"],

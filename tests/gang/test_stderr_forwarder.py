@@ -1,6 +1,7 @@
 """Stderr of ranks: at once, but for tracebacks, which wait a moment for the one that caused them."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -83,4 +84,17 @@ def test_what_is_held_is_bounded(pipe):
     os.close(fd)
     got += heard(pipe[0], sent - len(got))
     assert len(got) == sent
+    forwarder.close([])
+
+
+def test_a_reader_that_is_slow_and_does_not_block_gets_all(pipe):
+    os.set_blocking(pipe[1], False)
+    forwarder = stderr_forwarder.StderrForwarder(pipe[1])
+    fd = forwarder.add(0)
+    writer = threading.Thread(target=lambda: [os.write(fd, b"x" * 10_000) for _ in range(30)])
+    writer.start()
+    time.sleep(0.2)  # the pipe is full then: it takes 65,536 bytes
+    assert len(heard(pipe[0], 300_000)) == 300_000
+    writer.join()
+    os.close(fd)
     forwarder.close([])

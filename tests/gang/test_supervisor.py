@@ -77,6 +77,7 @@ def test_sizes_the_job_cannot_run_on_are_refused(launch):
     assert gang.request(KillRequest(9)).detail == "found id 9, expected one of [0, 1]"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_survivors_of_a_killed_rank_go_on(launch, victim):
     gang = launch("--nproc", 3, RANK)
@@ -89,6 +90,7 @@ def test_survivors_of_a_killed_rank_go_on(launch, victim):
     assert "SIGKILL" in gang.stderr()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 2])
 def test_survivors_whose_collective_does_not_fail_are_informed(launch, victim):
     gang = launch("--nproc", 3, RANK, "deaf")
@@ -139,6 +141,7 @@ def test_a_preemption_is_announced_and_ends_with_75(launch):
     assert re.fullmatch(said, gang.stderr().splitlines()[-1])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("code", "expected"), [(0, 75), (75, 75), (85, 75), (99, 75), (3, 3)])
 def test_codes_after_an_announced_stop(launch, code, expected):
     gang = launch("--nproc", 2, "--grace", 60, RANK, f"code={code}")
@@ -154,6 +157,7 @@ def test_a_resumable_code_of_a_rank_that_was_not_asked_to_stop_is_a_failure(laun
     assert f"rank 1 failed first: exited with {code}, though it was not asked to stop" in gang.stderr()
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_messages_and_sigterm_is_killed_at_the_end_of_the_grace(launch):
     gang = launch("--nproc", 2, "--grace", 600, RANK, "ignore")  # the grace of the request is the one that counts
     gang.until(training(2))
@@ -171,6 +175,7 @@ def test_a_stopped_process_is_killed_too(launch):
     assert gang.wait() == 75
 
 
+@pytest.mark.slow
 def test_a_hung_rank_is_named_and_killed_and_the_others_go_on(launch):
     gang = launch("--nproc", 3, "--hang", 5, RANK, "hang=1:5", "pause=0.01")
     gang.until(lambda status: training(2)(status) and status["generation"] == 2)
@@ -184,7 +189,7 @@ def test_the_step_of_a_hang_is_that_in_which_the_others_wait(launch, peer, tmp_p
     """Progress is said once a second: a rank that hangs soon after may have done many steps since."""
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 2, "--hang", 1, tmp_path / "wait.py")
-    gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)
+    gang.until(lambda status: sum(bool(rank["pid"]) for rank in status["ranks"]) == 2)
     ranks = [peer(gang.control), peer(gang.control)]
     for number, one in enumerate(ranks):
         one.send(Hello(number, 1))
@@ -254,6 +259,7 @@ def test_when_the_zygote_is_killed_the_gang_goes_on_and_can_grow(launch):
     assert gang.wait() == 75
 
 
+@pytest.mark.slow
 def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
     gang = launch("--nproc", 2, RANK)
     os.kill(gang.until(training(2))["zygote"], signal.SIGSTOP)
@@ -262,11 +268,13 @@ def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
     assert gang.wait() == 75, gang.stderr()
 
 
+@pytest.mark.slow
 def test_the_ends_of_ranks_are_known_although_the_zygote_is_stopped(launch, tmp_path):
     builds = tmp_path / "builds"
     builds.touch()
     gang = launch("--nproc", 2, RANK, "steps=100", f"build={builds}")
-    os.kill(gang.until(lambda status: sum(rank["pid"] > 0 for rank in status["ranks"]) == 2)["zygote"], signal.SIGSTOP)
+    both = gang.until(lambda status: sum(bool(rank["pid"]) for rank in status["ranks"]) == 2)
+    os.kill(both["zygote"], signal.SIGSTOP)
     builds.unlink()
     assert gang.wait() == 0, gang.stderr()
     assert "does not answer: SIGKILL" in gang.stderr()

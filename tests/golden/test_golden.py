@@ -21,6 +21,7 @@ IN_TURN = [
 """Each of them on one trace, on the traces in turn, and all others on every trace."""
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("trace", "policy"), sample(names(), IN_TURN))
 def test_the_table_is_that_of_the_repository(trace, policy):
     assert table(load(trace), CLUSTERS[trace], policy) == path_of(trace, policy).read_text(encoding="ascii")

@@ -5,10 +5,9 @@ import sys
 import pytest
 import torch
 
-from brim.live.profile import MEMORY_SHARE, Instruments, measure
-from brim.train.tools.profile.gang import BoxExchange, Script, ScriptSteps, largest_that_fits
+from brim.cli.profiling import MEMORY_SHARE, measure
+from brim.train.tools.profile.gang import Script
 
-GANG = Instruments(steps=ScriptSteps, exchange=BoxExchange, largest_that_fits=largest_that_fits)
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 SCRIPT = """
@@ -34,7 +33,7 @@ for epoch in run.epochs(1):
 def test_memory_ends_the_range_close_to_its_limit(tmp_path):
     (tmp_path / "s.py").write_text(SCRIPT)
     script = Script(python=sys.executable, words=(str(tmp_path / "s.py"),), folder=tmp_path, timeout_s=200)
-    found = measure(GANG, script, ranks=(1,))
+    found = measure(script, ranks=(1,))
     memory = [row.memory_bytes for row in found.steps]
     assert memory == sorted(memory)
     assert memory[0] > 64 * 2**20 * found.steps[0].local_batch

@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from tests.live.box import Box, in_state, run_and_kill, running, until
@@ -32,6 +34,7 @@ def measured(service: ClusterService) -> set[tuple[int, int]]:
     return set(zip(seen.gpus.tolist(), seen.local_batch.tolist(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_job_is_analysed_on_its_first_grant_and_its_like_is_not(box: Box) -> None:
     attempts = box.folder / "s" / "agent" / "attempts"
 
@@ -86,6 +89,7 @@ def test_a_job_that_is_cancelled_while_it_is_analysed_leaves_nothing(box: Box) -
     running(box, scenario, "elastic")
 
 
+@pytest.mark.slow
 def test_an_analysis_goes_on_without_agent_and_controller(box: Box) -> None:
     """They are killed while it runs: the job then trains in its first attempt, and what was measured is known."""
     box.start_agent()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
@@ -44,6 +45,7 @@ def sizes_measured(service: ClusterService) -> set[int]:
     return set(state.freeze(state.now_ms).seen.gpus.tolist())
 
 
+@pytest.mark.slow
 def test_a_lone_job_grows_and_makes_room_for_another_in_place(box: Box) -> None:
     """Rounds of these policies are at least half a minute apart in the twin, and their periods a minute and more."""
 
@@ -68,6 +70,7 @@ def test_a_lone_job_grows_and_makes_room_for_another_in_place(box: Box) -> None:
     running(box, scenario, "goodput")
 
 
+@pytest.mark.slow
 def test_what_was_learned_is_there_after_a_kill_of_the_controller(box: Box) -> None:
     box.start_agent()
 
@@ -91,6 +94,7 @@ def test_what_was_learned_is_there_after_a_kill_of_the_controller(box: Box) -> N
     running(box, scenario, "elastic")
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_use_all_that_it_asked_for_leaves_the_rest_to_others(box: Box) -> None:
     """``-g 1-2`` of a job that runs on one rank only: its ranks say so, and the engine knows."""
 
@@ -107,6 +111,7 @@ def test_a_job_that_cannot_use_all_that_it_asked_for_leaves_the_rest_to_others(b
     running(box, scenario, "goodput")
 
 
+@pytest.mark.slow
 def test_what_a_job_without_checkpoints_does_again_is_lost_work(box: Box) -> None:
     async def scenario(service: ClusterService) -> None:
         (box.folder / "forgets").mkdir()
@@ -139,6 +144,7 @@ class OnOneDevice:
         return replace(grants, gpu=np.full_like(grants.gpu, int(self.moved.exists())))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_moved_to_other_devices_keeps_its_attempt_and_its_result(box: Box) -> None:
     """All devices on which its state is are taken from it in one decision: new ranks receive the state first."""
     script, moved = Path(__file__).parents[1] / "elastic" / "job.py", box.folder / "moved"

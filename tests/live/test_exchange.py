@@ -98,6 +98,7 @@ def check_end(box: Box, service: ClusterService, job: int, undisturbed: str) -> 
     assert (service.job(job).preemptions, service.job(job).failures) == (0, 0)
 
 
+@pytest.mark.slow
 def test_an_exchanged_job_makes_every_sample_once(box: Box, undisturbed: str) -> None:
     async def scenario(service: ClusterService) -> None:
         [job] = await box.submit(service, training(box))
@@ -108,6 +109,7 @@ def test_an_exchanged_job_makes_every_sample_once(box: Box, undisturbed: str) ->
     running(box, scenario, by_progress(), CLUSTER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["controller", "rank"])
 def test_a_kill_during_the_exchange_loses_nothing(box: Box, undisturbed: str, killed: str) -> None:
     stopped: list[int] = []
@@ -142,6 +144,7 @@ def test_a_kill_during_the_exchange_loses_nothing(box: Box, undisturbed: str, ki
     running(box, to_its_end, by_progress(stop_rank if killed == "rank" else bool), CLUSTER)
 
 
+@pytest.mark.slow
 def test_under_aiturbo_a_job_begins_on_cpu_and_goes_on_on_a_gpu_that_is_left(box: Box) -> None:
     """Another one has both GPUs at first. What is left takes minutes on CPU, so that also a slow restart pays."""
     command = (sys.executable, str(CURVES), "falling", "1", str(STEPS), str(STEPS), "0.02", "3")

@@ -54,6 +54,7 @@ def test_what_is_submitted_just_after_a_round_starts_within_the_blink_of_an_eye(
     assert rounds_ms(list(after.changes.lines)) == [1_010]
 
 
+@pytest.mark.slow
 def test_10_000_waiting_jobs_are_looked_at_once_a_second() -> None:
     controller = ready()
     begin = controller.step([submit(job, 0) for job in range(10_004)], 10)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
@@ -62,6 +63,7 @@ def wait_ratio(service: ClusterService) -> float:
     return float(state.freeze(state.now_ms).jobs.loader_wait_ratio[0]) if len(state) else math.nan
 
 
+@pytest.mark.slow
 def test_loader_workers_of_running_ranks_change_and_no_bit_of_the_job_does(box: Box) -> None:
     """Its samples are those of an undisturbed run, in the same order: they have random numbers of their own."""
     file = box.folder / "workers"

@@ -70,6 +70,7 @@ def told(world: VirtualCluster, loss, *, seconds: int, resets: bool = False) -> 
         world.run(world.now_ms + 1_000)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("order", [Borda(), RemainingOrAttained()], ids=["borda", "scale"])
 @pytest.mark.parametrize("resets", [False, True])
 @pytest.mark.parametrize("kind", LOSSES)
@@ -98,6 +99,7 @@ def test_a_reported_total_is_the_planned_end_and_steps_on_cpu_are_known_as_such(
     assert snapshot.losses.of(1)[1].tolist()[-2:] == [LOSSES["falling"](k) for k in (8, 9)]
 
 
+@pytest.mark.slow
 def test_explain_says_of_real_jobs_whether_their_losses_tell_their_end(box: Box) -> None:
     """One falls along a curve, the other does not learn; both report through their ranks, supervisor and agent."""
 

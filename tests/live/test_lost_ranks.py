@@ -44,6 +44,7 @@ async def kill(box: Box, rank: int) -> None:
     os.kill(int(process), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [2, 1])
 def test_a_killed_rank_is_replaced_on_its_device_and_the_result_is_the_same(box: Box, zygote: str, least: int) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("BRIM_")}
@@ -63,6 +64,7 @@ def test_a_killed_rank_is_replaced_on_its_device_and_the_result_is_the_same(box:
     running(box, scenario, "fifo")
 
 
+@pytest.mark.slow
 def test_an_attempt_that_loses_ranks_again_and_again_fails_and_is_followed_by_another(box: Box) -> None:
     async def scenario(service: ClusterService) -> None:
         [job] = await box.submit(service, training(box, 0.2, attempts_max=2))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from brim.agent.protocol import ENDED, RUNNING, VERSION, AgentHello, AttemptSeen, StartAttempt
 from brim.core.cluster import parse_cluster
@@ -124,6 +125,7 @@ def slope(found: Sequence[tuple[int, float]]) -> float:
     return float(np.polyfit(ended, mib, 1)[0] * 100_000)
 
 
+@pytest.mark.slow
 def test_what_has_ended_leaves_nothing_in_memory(tmp_path) -> None:
     """The slope says something only of very many jobs, with ``--full``: before, allocators fill what they have."""
     found = sizes(JOBS, tmp_path)

@@ -96,6 +96,7 @@ def try_out(folder: Path, kind: type[OneAgent]) -> None:
         made[-1].close()
 
 
+@pytest.mark.slow
 def test_the_agent_obeys_every_rule_of_an_executor(folder: Path) -> None:
     try_out(folder, OneAgent)
 

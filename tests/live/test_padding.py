@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from brim.live.requests import JobRequest
 from brim.live.service import ClusterService
 from brim.policies.fill.padding import Padding
@@ -42,6 +44,7 @@ def padding(box: Box, *words: str, **fields) -> JobRequest:
     return box.request(*words, **limits | fields)
 
 
+@pytest.mark.slow
 def test_a_padding_job_fills_shrinks_leaves_returns_and_ends_with_the_bits_it_would_have_alone(box: Box) -> None:
     async def scenario(service: ClusterService) -> None:
         [pad] = await box.submit(service, padding(box, *command(box, "padded")))
@@ -77,6 +80,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_padding_job_that_does_not_leave_is_killed_when_its_grace_is_over(box: Box) -> None:
     """Its ranks neither know brim.train nor obey SIGTERM: a regular job gets a device all the same."""
     (box.folder / "stubborn").mkdir()
@@ -96,6 +100,7 @@ def test_a_padding_job_that_does_not_leave_is_killed_when_its_grace_is_over(box:
     running(box, scenario, POLICY)
 
 
+@pytest.mark.slow
 def test_the_padding_job_that_has_done_least_gives_way(box: Box) -> None:
     """Both have a device and save nothing; a regular job that needs one gets that of the second.
 

@@ -177,6 +177,7 @@ def comparable(lines: list[str]) -> list[tuple[int, list[object]]]:
     return found
 
 
+@pytest.mark.cases(2)
 @example(drawn=PREEMPTED)
 @given(drawn=st.lists(
     st.tuples(tens, st.sampled_from(("ana", "bo", "cem")), st.integers(1, 4), tens.map(lambda ms: ms + GRID_MS),
@@ -201,6 +202,7 @@ def test_the_example_above_preempts_and_resumes() -> None:
     assert any('"attempt":2,"do":"start"' in line for line in live)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fifo", "backfill", "srtf", "las", "gittins", "tiresias", "fair"])
 def test_the_journal_of_the_twin_replays_byte_for_byte(name: str) -> None:
     rng = np.random.default_rng(5)

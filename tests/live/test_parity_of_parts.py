@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.overheads import IN_PLACE_MS
@@ -51,6 +52,7 @@ def actions_of(lines: tuple[str, ...], what: str) -> list[dict]:
     return [action for record in records for action in record.get("d", ()) if action["do"] == what]
 
 
+@pytest.mark.slow
 def test_a_session_with_sharing_padding_and_loader_changes_is_decided_again_byte_for_byte(box: Box) -> None:
     histories = []
     (box.folder / "pad").mkdir()

@@ -97,6 +97,7 @@ class Machine:
         raise AssertionError(f"after an hour: {self.desk.stored}")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("policy", LIVE)
 def test_training_jobs_start_at_once_on_free_devices_and_finish(policy: str) -> None:
     machine = Machine(policy)
@@ -120,6 +121,7 @@ LONGEST_LAST = {"brim"}
 """Presets under which a job waits behind another that speeds up in proportion to its GPUs and has less left."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [name for name in LIVE if PRESETS[name].resizes_running and name not in FEWEST | OF_SERVERS]
 )

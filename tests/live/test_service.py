@@ -18,12 +18,13 @@ from brim.agent.protocol import OPEN, QUARANTINED, REPORTS, VERSION, AgentHello,
 from brim.core.cluster import parse_cluster
 from brim.errors import ConfigError, NotFoundError, RefusedError
 from brim.live import engine_thread
+from brim.live import service as service_module
 from brim.live.billing import bill_of
 from brim.live.controller import Controller
 from brim.live.recording import recorded_jobs
 from brim.live.records import JobRecord
 from brim.live.requests import UNIX_S_MAX
-from brim.live.service import ClusterService
+from brim.live.service import COMMAND_S, ClusterService
 from brim.live.store.errors import KeyReusedError, NotAcceptedError
 from brim.policies.presets import find_policy
 from tests.live.box import PATIENCE_S, Box, in_state, run_and_kill, running, until
@@ -124,6 +125,7 @@ def test_a_plain_job_is_not_started_over_for_those_that_come_later(box: Box) -> 
     running(box, scenario, replace(find_policy("brim"), gap_ms=0, period_ms=100))
 
 
+@pytest.mark.slow
 def test_what_a_preempted_job_that_does_not_save_has_done_is_lost_work(box: Box) -> None:
     async def scenario(service: ClusterService) -> None:
         [long] = await box.submit(service, box.request("sleep", "600", gpus=2, time_limit_s=3_600))
@@ -143,6 +145,7 @@ def test_what_a_preempted_job_that_does_not_save_has_done_is_lost_work(box: Box)
     running(box, scenario)
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_while_the_controller_is_suspended_has_not_run_until_that_goes_on(box: Box) -> None:
     """Nothing is read meanwhile; its agent lives and has said so at once."""
 
@@ -199,6 +202,36 @@ def test_commands_of_users(box: Box) -> None:
     running(box, scenario, "fifo")
 
 
+def test_a_command_that_is_handled_before_its_caller_is_told_that_it_is_durable_is_answered_at_once(box: Box) -> None:
+    async def scenario(service: ClusterService) -> None:
+        [held] = await box.submit(service, box.request("true", hold=True))
+        answers = asyncio.create_task(service.command(os.getuid(), "cancel", [held], may_change=bool))
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # while other calls of the event loop go on, such as a long listing
+        answered = await asyncio.wait_for(answers, COMMAND_S / 2)
+        assert answered[held].state == "cancelled"
+
+    running(box, scenario)
+
+
+def test_a_watcher_that_has_read_nothing_is_ended_with_the_service(box: Box, monkeypatch) -> None:
+    monkeypatch.setattr(service_module, "CHANGES_KEPT", 1)
+    watching = []
+
+    async def scenario(service: ClusterService) -> None:
+        changes = service.subscribe()
+        watching.append(changes)
+        first = asyncio.create_task(anext(changes))
+        await asyncio.sleep(0)
+        [job] = await box.submit(service, box.request("true", hold=True))
+        assert (await first).id == job
+        await box.submit(service, box.request("true", hold=True))  # which is the only one kept
+        await until(lambda: len(service.jobs()) == 2, "the change")
+
+    running(box, scenario)
+
+
+@pytest.mark.slow
 def test_a_training_job_shrinks_for_another_and_grows_again_in_one_attempt(box: Box) -> None:
     trainer = Path(__file__).parents[1] / "agent" / "trainer.py"
     log = box.folder / "s" / "agent" / "attempts" / "1-1" / "log" / "rank-0.log"

@@ -107,6 +107,7 @@ async def all_end(box: Box, service: ClusterService, **jobs: int) -> None:
         await in_state(service, job, "finished")
 
 
+@pytest.mark.slow
 def test_a_pair_that_is_harmful_is_undone_within_one_observation_and_not_tried_again(
     box: Box, short_means: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_pair_that_is_harmful_is_undone_within_one_observation_and_not_tried_a
     running(box, scenario, "eaco", CLUSTER)
 
 
+@pytest.mark.slow
 def test_it_is_undone_by_a_controller_that_was_started_again_meanwhile(box: Box, short_means: None) -> None:
     box.start_agent()
     jobs = (1, 2)
@@ -150,6 +152,7 @@ def test_it_is_undone_by_a_controller_that_was_started_again_meanwhile(box: Box,
     running(box, scenario, "eaco", CLUSTER)
 
 
+@pytest.mark.slow
 def test_a_pair_that_is_harmless_stays_and_jobs_that_do_not_fit_or_say_nothing_do_not_share(
     box: Box, short_means: None
 ) -> None:

@@ -85,6 +85,7 @@ def quiet_day(crash_at: int | None = None) -> VirtualCluster:
     return world
 
 
+@pytest.mark.slow
 def test_a_crash_before_or_after_any_commit_changes_nothing_that_users_see() -> None:
     expected = quiet_day()
     ends = {job: (one.state, one.attempt, one.failures, one.holds) for job, one in expected.store.jobs().items()}
@@ -99,6 +100,7 @@ def test_a_crash_before_or_after_any_commit_changes_nothing_that_users_see() -> 
         assert sorted(world.forks) == sorted(expected.forks)  # adopted, not restarted
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_twin_decides_again_what_the_controller_decided(seed: int) -> None:
     """I24: the journal of a storm, with its crashes and restarts, replays byte for byte."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ class Promises:
         raise AssertionError(f"job {job_id} would never fit")
 
 
+@pytest.mark.slow
 @settings(max_examples=sample(150, 50))
 @given(st.data())
 def test_backfill_never_delays_the_head(data):
@@ -67,6 +69,7 @@ def test_backfill_never_delays_the_head(data):
         assert outcome.first_start_ms[job_id] == promised_ms
 
 
+@pytest.mark.slow
 @settings(max_examples=sample(100, 33))
 @given(st.data())
 def test_estimates_that_are_too_long_never_delay_the_head_beyond_its_promise(data):
@@ -140,6 +143,7 @@ def easy_by_counts(jobs, gpus: int) -> list[int]:
         now = min(later)
 
 
+@pytest.mark.slow
 @settings(max_examples=sample(300, 60))
 @given(st.data())
 def test_on_one_node_it_is_easy_as_published(data):

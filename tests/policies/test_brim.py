@@ -22,6 +22,7 @@ LIGHT = {"gpu_util": 200, "gpu_mem": 3_000}
 ELASTIC = {"gpus_min": 1, "gpus_max": 2, "batch": 32, "batch_min": 8, "batch_max": 64, "local_batch_max": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_it_keeps_the_rules_of_policies(name):
     check_policy(find_policy(name), examples=8, seed=1)

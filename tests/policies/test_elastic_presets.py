@@ -97,6 +97,7 @@ TAKEN_OFF = of_unknown_speed(
 """The third job has more than its size; when it shares the GPUs of the second, there are three for the first."""
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("name", "rounds"), [(name, ROUNDS.get(name, 1)) for name in ELASTIC])
 @settings(max_examples=sample(30, 10))
 @given(case=cases())
@@ -128,6 +129,7 @@ def test_jobs_of_two_kinds_settle_within_a_round(name):
     assert decided(carried_out(snapshot, *plan), PRESETS[name], known)[0] == ()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ELASTIC)
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_contention_of_two_ends_with_few_restarts(name, gpus):
@@ -141,6 +143,7 @@ def test_a_contention_of_two_ends_with_few_restarts(name, gpus):
     assert found.restarts.sum() <= 12
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ELASTIC)
 def test_jobs_that_contend_for_a_node_they_could_each_fill_keep_it_busy(name):
     limits = {"gpus_max": 4, "batch": 32, "batch_min": 8, "batch_max": 64, "local_batch_min": 1, "local_batch_max": 64}
@@ -177,6 +180,7 @@ class SomeWork:
         return np.linspace(1e3, 1e6, len(snapshot.jobs))[:, None] * per_sample[:, None]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ELASTIC)
 @settings(max_examples=sample(40, 13))
 @given(data=st.data())
@@ -197,6 +201,7 @@ def test_drop_ends_every_replay_too():
     assert found.rejected.any()
 
 
+@pytest.mark.slow
 def test_the_presets_keep_the_rules_where_starts_take_longer_than_the_horizon():
     """Goodput once never started such a job again. One preset of each kind of size part, and all with ``--full``."""
     overheads = Overheads(start_ms=300_000, save_ms=1_000, restart_ms=300_000, checkpoint_ms=10_000)

@@ -112,6 +112,7 @@ def test_the_victim_and_the_reason_are_written_down():
 PLACES = (Consolidate(), Spread(), Fragmentation())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("place", PLACES, ids=lambda part: type(part).__name__)
 @given(data=st.data())
 def test_no_victim_could_be_spared(place, data):
@@ -132,6 +133,7 @@ def test_no_victim_could_be_spared(place, data):
         )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("place", PLACES, ids=lambda part: type(part).__name__)
 @given(snapshot=snapshots())
 def test_every_rule_holds_when_the_newest_comes_first(place, snapshot):

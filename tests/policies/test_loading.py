@@ -164,6 +164,7 @@ def test_a_package_that_cannot_be_used_ends_a_command_as_a_file_does(folder):
     assert done.stderr == f"brim: error: policy broken of plug, {folder}/plug/broken.py:1: RuntimeError: own\n"
 
 
+@pytest.mark.slow
 def test_a_check_finds_state_that_the_module_of_a_package_keeps(folder):
     install(folder, keeps=(
         f"{MADE}import numpy as np\nfrom brim.policies.order.arrival import Arrival\nFIRST = {{}}\n"

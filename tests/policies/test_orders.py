@@ -36,6 +36,7 @@ def waiting(count: int, **columns):
     return with_columns(snapshot, **columns)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", sorted(PRESETS))
 @given(snapshot=snapshots())
 def test_an_order_is_a_permutation(name, snapshot):

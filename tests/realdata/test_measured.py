@@ -51,6 +51,7 @@ COSTS = (Overheads.of_pollux(), Overheads())
 IN_TURN = [(policy, COSTS[place % 2]) for place, policy in enumerate(POLICIES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "overheads"), sample([*product(POLICIES, COSTS)], IN_TURN))
 def test_a_published_workload_is_the_same_in_the_compiled_and_the_general_loop(policy, overheads):
     trace, costs = workload(6), ReplaySettings(overheads=overheads)

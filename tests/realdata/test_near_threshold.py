@@ -81,11 +81,13 @@ def completion_s(seed: int, truth_of, tmp_path) -> float:
     return int((outcome.finish_ms - trace.submit_ms).sum()) / 1_000
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", [*PUBLISHED_S][: sample(8, 3)])
 def test_tiresias_lands_within_three_per_cent_of_the_published_simulator_near_its_threshold(seed, tmp_path):
     assert completion_s(seed, Measured, tmp_path) == pytest.approx(PUBLISHED_S[seed], rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 5][: sample(4, 2)])
 def test_nothing_but_the_rounding_of_epochs_to_whole_seconds_remains(seed, tmp_path):
     assert completion_s(seed, WholeSeconds, tmp_path) == pytest.approx(PUBLISHED_S[seed], rel=0.000_2)

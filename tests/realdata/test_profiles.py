@@ -139,6 +139,7 @@ def test_every_row_of_placements_comes_back_exactly_in_every_rotation(name):
             assert times == (float(row["step_time"]), float(row["sync_time"]))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_measured_placements_agree_with_the_recomputation(name):
     app = applications()[name]
@@ -147,6 +148,7 @@ def test_measured_placements_agree_with_the_recomputation(name):
             assert app.times_s(place, local_batch) == pytest.approx(plain(name).times_s(place, local_batch), rel=1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_other_placements_on_16_nodes_agree_with_the_recomputation(name):
     app = applications()[name]
@@ -157,6 +159,7 @@ def test_other_placements_on_16_nodes_agree_with_the_recomputation(name):
             assert 0 <= times[1] < times[0] < math.inf
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_times_along_a_line_are_never_above_those_of_one_point(name):
     """On a face whose sides are divided differently, ``times_s`` gives the times of one side; bounds need the least."""

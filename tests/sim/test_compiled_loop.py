@@ -105,6 +105,7 @@ def policies(draw):
     return replace(policy, order=order, oracle=draw(st.booleans()))
 
 
+@pytest.mark.slow
 @settings(max_examples=sampling.sample(200, 30), deadline=None)
 @given(st.data())
 def test_the_compiled_loop_decides_as_the_general_loop_does(data):
@@ -115,6 +116,7 @@ def test_the_compiled_loop_decides_as_the_general_loop_does(data):
     assert_equal(*both(trace, cluster, data.draw(policies()), settings))
 
 
+@pytest.mark.slow
 @settings(max_examples=sampling.sample(200, 30), deadline=None)
 @given(st.data())
 def test_jobs_whose_pace_depends_on_nodes_and_progress_run_alike_in_both(data):
@@ -128,6 +130,7 @@ def test_jobs_whose_pace_depends_on_nodes_and_progress_run_alike_in_both(data):
         assert_equal(*both(trace, cluster, data.draw(policies()), settings, truth))
 
 
+@pytest.mark.slow
 @settings(max_examples=sampling.sample(100, 15), deadline=None)
 @given(st.data())
 def test_a_deep_queue_is_the_same_in_both(data):
@@ -142,6 +145,7 @@ def test_a_deep_queue_is_the_same_in_both(data):
     assert_equal(*both(small_trace(*jobs), cluster, data.draw(policies()), settings))
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", RIGID)
 @pytest.mark.parametrize("golden", TRACES)
 def test_the_golden_traces_are_the_same_in_both(name, golden):
@@ -149,6 +153,7 @@ def test_the_golden_traces_are_the_same_in_both(name, golden):
     assert_equal(run(trace, CLUSTERS[golden], name), run(trace, CLUSTERS[golden], name, compiled=False))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [name for name in RIGID if name not in ("fifo", "sjf", "sjf-oracle", "backfill")])
 def test_a_busy_cluster_of_200_jobs_is_the_same_in_both(name):
     rng = np.random.default_rng(3)
@@ -164,6 +169,7 @@ TWO = small_trace(job(run=7200), job(run=7200))
 EQUALS = replace(PRESETS["las"], order=LeastAttained(1), period_ms=1_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["las", "tiresias-pollux"])
 def test_elastic_jobs_at_the_size_asked_are_the_same_in_both(name):
     cluster = parse_cluster("4x4xT4")
@@ -174,6 +180,7 @@ def test_elastic_jobs_at_the_size_asked_are_the_same_in_both(name):
     assert outcome.preemptions.sum() > 20
 
 
+@pytest.mark.slow
 def test_both_give_up_with_the_same_words(monkeypatch):
     """Two equal jobs take one GPU from each other in every round; both loops are less patient than users need."""
     monkeypatch.setattr(stall_detector, "STUCK_EVENTS", 2 * 1024)
@@ -253,6 +260,7 @@ print(len(replay(small_trace(job(run=5), job(run=5)), parse_cluster("1x1xT4"), P
 """
 
 
+@pytest.mark.slow
 def test_a_function_that_was_replaced_before_the_twin_was_imported_is_called():
     done = subprocess.run([sys.executable, "-c", PATCHED_FIRST], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr

@@ -55,6 +55,7 @@ def loop_of(policy, trace, believed=UserLimits()):  # noqa: B008 - frozen
     ))
 
 
+@pytest.mark.slow
 @settings(max_examples=sample(200, 70))
 @given(st.data())
 def test_the_loop_with_queues_decides_as_the_general_loop_does(data):
@@ -187,6 +188,7 @@ def test_the_constants_of_a_part_are_what_its_class_says():
         Consolidate("wait")
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", ["fifo", "backfill", "sjf", "sjf-oracle"])
 @pytest.mark.parametrize("golden", TRACES)
 def test_the_golden_traces_are_the_same_in_both(name, golden):
@@ -200,6 +202,7 @@ def test_the_golden_traces_are_the_same_in_both(name, golden):
     assert_equal(outcome, run(trace, CLUSTERS[golden], name, compiled=False))
 
 
+@pytest.mark.slow
 def test_a_busy_cluster_of_400_jobs_is_the_same_in_both():
     rng = np.random.default_rng(3)
     jobs = [job(at=int(at), run=int(length), gpus=int(gpus)) for at, length, gpus in zip(
@@ -210,6 +213,7 @@ def test_a_busy_cluster_of_400_jobs_is_the_same_in_both():
         assert_equal(run(trace, "4x4xT4", policy), run(trace, "4x4xT4", policy, compiled=False))
 
 
+@pytest.mark.slow
 @settings(max_examples=sample(100, 35), deadline=None)
 @given(st.data())
 def test_a_deep_queue_of_few_requests_is_the_same_in_both(data):

@@ -25,7 +25,7 @@ S = 1_000
 CLUSTER = parse_cluster("2x4xV100")
 
 
-def queue(policy: str, seed: int) -> tuple[Outset, random.Random]:
+def queue(policy: str, seed: int, gap_job_us: int = 0) -> tuple[Outset, random.Random]:
     """What a continuation begins from: random jobs of three users, stopped somewhere in the middle."""
     draw = random.Random(seed)
     jobs = 30
@@ -39,7 +39,9 @@ def queue(policy: str, seed: int) -> tuple[Outset, random.Random]:
     journal, chosen = Journal(), find_policy(policy)
     replay(trace, CLUSTER, chosen, journal=journal)
     lines = journal.lines[: draw.randrange(len(journal.lines) // 4, len(journal.lines) * 3 // 4)]
-    scheduler = Scheduler(CLUSTER, chosen, Beliefs(run_times=UserLimits()), users=user_names(trace))
+    scheduler = Scheduler(
+        CLUSTER, chosen, Beliefs(run_times=UserLimits()), users=user_names(trace), gap_job_us=gap_job_us
+    )
     recover(lines, scheduler)
     specs = specs_of(trace, CLUSTER, Rigid(trace))
     scheduler.state, ids = scheduler.state.renumbered()
@@ -50,6 +52,7 @@ def queue(policy: str, seed: int) -> tuple[Outset, random.Random]:
     ), draw
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("policy", ["fifo", "backfill", "sjf", "srtf", "las", "gittins", "tiresias", "fair"])
 def test_the_compiled_loop_takes_the_course_of_the_general_one(policy):
     compared = 0
@@ -71,6 +74,27 @@ def test_the_compiled_loop_takes_the_course_of_the_general_one(policy):
             assert [one.start_ms[row] for one in both] == [general.start_ms[row]] * 2, "it may end with that"
         compared += len(waiting)
     assert compared > 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gap_job_us", [100, 3_000])
+@pytest.mark.parametrize("policy", ["fifo", "backfill", "srtf"])
+def test_rounds_are_as_close_together_as_those_of_a_live_cluster(policy, gap_job_us):
+    """Jobs of half a second, of which rounds a second apart would start a few at a time."""
+    differ = 0
+    for seed in range(3):
+        outset, draw = queue(policy, seed, gap_job_us)
+        state = outset.scheduler.state
+        run_ms = [state.run_ms(row, outset.now_ms) + draw.randrange(1, 500) for row in range(len(outset.specs))]
+        outset = replace(outset, overheads=Overheads(start_ms=0, save_ms=0, restart_ms=0))
+        general = continued(outset, run_ms)
+        (compiled,) = courses(outset, [run_ms])
+        assert compiled.start_ms.tolist() == general.start_ms.tolist()
+        assert compiled.end_ms.tolist() == general.end_ms.tolist()
+        apart = queue(policy, seed)[0]
+        (far,) = courses(replace(apart, overheads=outset.overheads), [run_ms])
+        differ += far.end_ms.max() > compiled.end_ms.max()
+    assert differ == 3
 
 
 def test_a_preempted_job_goes_on_from_what_it_has_done():

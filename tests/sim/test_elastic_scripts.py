@@ -309,6 +309,7 @@ def test_a_held_job_can_be_rejected_before_the_one_it_waits_for_has_ended():
     assert outcome.first_start_ms.tolist() == [0, NONE, 0]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("part", ["start_ms", "save_ms", "restart_ms", "all"])
 def test_doubled_overheads_never_shorten_anything(part):
     """The same plans at the same times, far enough apart that nobody is resized before it has started.

@@ -55,6 +55,7 @@ class From:
         return Sizes(gpus=np.where(jobs.holds | (snapshot.now_ms >= self.begin_ms), jobs.gpus, 0))
 
 
+@pytest.mark.slow
 def test_nodes_that_fail_before_any_checkpoint_end_the_replay():
     settings = ReplaySettings(faults=Faults(node_mtbf_ms=1_000))
     with pytest.raises(ConfigError, match=r"job j0 has made no lasting progress for [\d.]+ d.*starts of this job: \d+.*"
@@ -62,11 +63,13 @@ def test_nodes_that_fail_before_any_checkpoint_end_the_replay():
         replay(TWO, parse_cluster("2x1xT4"), SKIP, settings)
 
 
+@pytest.mark.slow
 def test_a_policy_that_lets_nobody_finish_ends_the_replay():
     with pytest.raises(PlanError, match=r"policy 'mine': job j0 has made no lasting progress for [\d.]+ [hd], and"):
         replay(TWO, parse_cluster("1x1xT4"), replace(SKIP, order=Thrash(), period_ms=MINUTE // 2), HALF_MINUTE)
 
 
+@pytest.mark.slow
 def test_a_policy_that_never_starts_a_job_ends_the_replay():
     never = replace(SKIP, size=From(10**15), period_ms=MINUTE)
     with pytest.raises(PlanError, match=r"policy 'mine': job j0 has made no lasting progress .*starts of this job: 0"):
@@ -77,6 +80,7 @@ def test_a_policy_that_never_starts_a_job_ends_the_replay():
         replay(small_trace(job(run=60)), parse_cluster("2x1xT4"), replace(never, period_ms=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "settings", "end_ms"), [
     (replace(SKIP, size=From(7 * MS_PER_DAY), period_ms=MINUTE), ReplaySettings(), 7 * MS_PER_DAY),  # 10,080 minutes
     (replace(SKIP, period_ms=MINUTE),
@@ -109,11 +113,13 @@ class TakeBack:
 THIRTY_S = ReplaySettings(overheads=Overheads(start_ms=30_000))
 
 
+@pytest.mark.slow
 def test_a_policy_that_takes_back_what_it_gave_is_given_up_after_rounds_not_days():
     with pytest.raises(PlanError, match=r"policy 'mine': job j0 .* no lasting progress for [\d.]+ min, and"):
         replay(TWO, parse_cluster("1x1xT4"), replace(SKIP, size=TakeBack(10**15), period_ms=1_000), THIRTY_S)
 
 
+@pytest.mark.slow
 def test_a_policy_that_takes_back_what_it_gave_for_an_hour_is_not_given_up():
     policy = replace(SKIP, size=TakeBack(HOUR), period_ms=1_000)
     assert replay(TWO, parse_cluster("1x1xT4"), policy, THIRTY_S).finish_ms.min() > HOUR + 2 * MS_PER_H

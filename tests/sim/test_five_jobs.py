@@ -308,6 +308,7 @@ def test_elastic_random():
     check("elastic-random", AS_FIFO)
 
 
+@pytest.mark.slow
 def test_optimus():
     """Everybody's fewest GPUs in order of arrival, misfits skipped: C goes before B, at 4 B comes first.
 
@@ -337,6 +338,7 @@ def test_tiresias_pollux():
     """)
 
 
+@pytest.mark.slow
 def test_pollux():
     """The more jobs run the better, at equal speed-ups; of equal choices the fewer GPUs, then the earlier jobs.
 
@@ -409,11 +411,13 @@ AS_FIFO = """
 """
 
 
+@pytest.mark.slow
 def test_brim_balanced():
     """Sizes as asked, no shared GPUs because nothing is known of the jobs: what is left is fifo."""
     check("brim-balanced", AS_FIFO)
 
 
+@pytest.mark.slow
 def test_adloader():
     """It orders and places as fifo does, and the cores of this cluster, which it divides, are not known."""
     check("adloader", AS_FIFO)

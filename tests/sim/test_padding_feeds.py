@@ -37,6 +37,7 @@ def times(jobs: list[Job], regular: int, policy: str, feed: Feed, cpus: int, *, 
     return [found.first_start_ms[rows].tolist(), found.finish_ms[rows].tolist()]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("loading", [False, True])
 @pytest.mark.parametrize(("feed", "cpus"), [
     (Even(), 12), (Fixed(2), 12), (Throughput(), 12), (EqualPerJob(), 12), (EqualPerRank(), 12), (Throughput(), 5),

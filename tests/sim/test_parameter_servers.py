@@ -41,6 +41,7 @@ def replayed(tried, conditions=FEW):
 SOME = [(order, SIZES[(place + more) % len(SIZES)]) for place, order in enumerate(ORDERS) for more in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "size"), sampling.sample([*product(ORDERS, SIZES)], SOME),
     ids=lambda part: type(part).__name__ + str(getattr(part, "objective", "")),
@@ -63,6 +64,7 @@ def test_as_asked_and_alone_a_job_takes_the_time_of_the_truth():
     assert (abs(outcome.finish_ms - drawn.trace.submit_ms - drawn.truth.run_ms) <= 1_000 + 201).all()
 
 
+@pytest.mark.slow
 def test_without_preemption_no_job_leaves():
     outcome = replayed(policy(Borda(), ServersAsAsked(), WorkersAndServers(preempts=False, misfit="stop")))[1]
     assert not outcome.preemptions.any()

@@ -210,6 +210,7 @@ def can_drop(name):
     return policy_for(name, drop=True) != policy_for(name, drop=False)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("policy", [name for name in POLICIES if can_drop(name)])
 def test_turning_away_and_waiting_agree_where_there_is_room_for_all(policy):
     condition = at(0.1)
@@ -226,6 +227,7 @@ def test_turning_away_and_waiting_agree_where_there_is_room_for_all(policy):
     assert not turned.rejected.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_is_left_waiting_at_the_end(policy):
     """Jobs arrive at twice what eight GPUs sustain, some with batches that eight must share."""
@@ -237,6 +239,7 @@ def test_nobody_is_left_waiting_at_the_end(policy):
         assert ((turned.finish_ms > 0) ^ (turned.rejected > 0)).all()
 
 
+@pytest.mark.slow
 def test_equal_conditions_give_equal_outcomes():
     first, again = (outcome(run(at(gpus=8, seed=3), OURS, 3.5), at(gpus=8, seed=3)) for _ in range(2))
     timed = {"round_median_ms", "round_p99_ms"}

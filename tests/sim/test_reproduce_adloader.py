@@ -18,6 +18,7 @@ from brim.sim.reproduce.adloader import (
 )
 
 
+@pytest.mark.slow
 def test_an_ideal_pipeline_gains_what_a_perfect_division_gains():
     for one in mixes():
         if one.knee == IDEAL_KNEE:

@@ -140,6 +140,7 @@ def ran():
         return planned, reproduce_aiturbo.run(planned)
 
 
+@pytest.mark.slow
 def test_the_tables_show_each_policy_and_say_what_was_published(ran, monkeypatch, capsys):
     monkeypatch.setattr(aiturbo_sweep, "plan", lambda quick: ran[0])
     monkeypatch.setattr(reproduce_aiturbo, "run", lambda _: ran[1])
@@ -151,6 +152,7 @@ def test_the_tables_show_each_policy_and_say_what_was_published(ran, monkeypatch
         assert words in said
 
 
+@pytest.mark.slow
 def test_json_has_every_replay(ran, monkeypatch, capsys):
     monkeypatch.setattr(aiturbo_sweep, "plan", lambda quick: ran[0])
     monkeypatch.setattr(reproduce_aiturbo, "run", lambda _: ran[1])
@@ -166,6 +168,7 @@ def test_json_has_every_replay(ran, monkeypatch, capsys):
         assert 0 <= whole["cores_busy"] <= whole["cores_held"] <= 1
 
 
+@pytest.mark.slow
 def test_the_headlines_say_how_far_each_number_is_from_the_published_one(ran):
     found = reproduce_aiturbo.Findings(*ran)
     rows = {row.number: row for row in reproduce_aiturbo.headlines(found, seeds=1)}

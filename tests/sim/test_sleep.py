@@ -53,6 +53,7 @@ def test_a_node_falls_asleep_again_and_no_node_sleeps_without_the_option():
     assert (sleeps_s(awake), awake.finish_ms.tolist()) == ([], [10_000, 1_010_000])
 
 
+@pytest.mark.slow
 def test_under_an_objective_of_energy_a_padding_job_wakes_a_node_when_it_has_waited_for_a_day():
     day_s = 86_400
     trace = small_trace(job(run=10), *(job(at=1000, run=60, job_class=JobClass.PADDING) for _ in range(2)),

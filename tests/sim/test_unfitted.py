@@ -32,6 +32,7 @@ class OddReports(ToyTruth):
         return pace
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("policy", ["goodput", "pollux", "elastic", "optimus"])
 def test_it_is_rigid_and_the_report_says_why(policy):
     trace = small_trace(*JOBS.values())

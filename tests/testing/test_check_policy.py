@@ -343,6 +343,7 @@ policy = replace(PRESETS["sjf"], name="mine", order=Mine())
 FIRST_SEEN = "[FIRST.setdefault(job, snapshot.now_ms * gpus) for job, gpus in zip(jobs.id, jobs.gpus)]"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_counterexample")
 @pytest.mark.parametrize("key", [FIRST_SEEN, "jobs.gpus * (1 if len(CALLS) > 200 else -1)"])
 def test_state_that_a_module_keeps_is_found_by_loading_it_anew(tmp_path, key):
@@ -359,6 +360,7 @@ def test_state_that_a_module_keeps_is_found_by_loading_it_anew(tmp_path, key):
     assert caught.value.where == f"{path}:8 (order)"
 
 
+@pytest.mark.slow
 def test_a_file_is_loaded_a_few_times_in_a_check_and_may_draw_with_a_seed(tmp_path):
     path, loads = tmp_path / "mine.py", []
     path.write_text(KEPT % "jobs.gpus * np.random.default_rng(7).random()")
@@ -390,6 +392,7 @@ def test_a_part_that_replaces_what_it_was_given_is_caught(socket):
     assert f"{socket}: it replaced {name} of {kind}, which parts may only read" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_check_that_would_take_for_ever_ends_and_says_so(monkeypatch):
     monkeypatch.setattr(conformance, "BUDGET_CPU_S", 1)
     policy = replace(SKIP, name="busy", period_ms=1, size=AfterAWeek())
@@ -447,6 +450,7 @@ def any_counterexample():
     settings.load_profile("before")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_counterexample")
 @pytest.mark.parametrize("kind", sorted(BROKEN))
 def test_a_broken_policy_is_caught_by_the_rule_it_breaks(kind):
@@ -480,6 +484,7 @@ def test_an_order_that_is_no_permutation_is_caught():
     assert caught.value.rule in (OVER_GRANT, GANG, STAYS, SOUND, WORK_CONSERVING, PURE)
 
 
+@pytest.mark.slow
 def test_the_counterexample_is_small_and_in_words():
     with pytest.raises(PolicyViolation) as caught:
         check_policy(placing(half_gangs), examples=100)
@@ -490,6 +495,7 @@ def test_the_counterexample_is_small_and_in_words():
     assert "pending, 2 GPU, submitted 0 s by ann" in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_counterexample")
 def test_the_same_seed_finds_the_same_counterexample():
     said = []
@@ -500,6 +506,7 @@ def test_the_same_seed_finds_the_same_counterexample():
     assert said[0] == said[1]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_keeps_every_rule(name):
     check_policy(PRESETS[name], examples=sample(25, 6), seed=1)

@@ -49,6 +49,11 @@ def test_files_that_are_no_trace(tmp_path):
     assert "broken Parquet file" in message(save(tmp_path, "p.parquet", b"PAR1 and then nonsense"))
 
 
+def test_a_file_of_which_every_row_lacks_a_field_is_refused_with_the_first(tmp_path):
+    path = save(tmp_path, "short.csv", "job_id,submit_ms,gpus,duration_ms\n1,0,1\n2,0,1\n")
+    assert f"{path}, row 2: found 3 fields, expected 4 fields (2 rows cannot be used" in message(path)
+
+
 def test_compressed_files_are_read_or_named(tmp_path):
     name, text = EXAMPLES["helios"]
     plain, _ = traces.read(save(tmp_path, name, text))
@@ -214,6 +219,7 @@ def edited(data, edits):
     return data
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("key", EXAMPLES)
 @QUIET
 @given(edits=EDITS)

@@ -103,6 +103,7 @@ def test_sim_takes_the_cluster_from_the_record_and_says_so(tmp_path):
     assert "without --cluster, the replay is on 4x20xa100" in other.stderr
 
 
+@pytest.mark.slow
 def test_gpus_of_another_type_than_recorded_are_said_beside_the_record(tmp_path):
     path = save(tmp_path, "jobs.txt", SACCT)
     other = brim("sim", "run", path, "-c", "4x20xh100")

@@ -42,6 +42,7 @@ def any_trace(draw):
     )  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".csv.gz"])
 @settings(max_examples=sample(60, 20), deadline=None)
 @given(trace=any_trace())

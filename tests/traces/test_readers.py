@@ -32,6 +32,7 @@ def test_gzip_byte_order_mark_carriage_returns_and_blank_lines_change_nothing(tm
     assert equal(plain, packed, but=("name",))
 
 
+@pytest.mark.cases(17)
 @pytest.mark.parametrize("key", [key for key in EXAMPLES if key != "philly"])
 @pytest.mark.parametrize("seed", range(3))
 def test_order_of_rows_changes_nothing(tmp_path, key, seed):

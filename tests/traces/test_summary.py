@@ -53,6 +53,7 @@ def test_info_puts_the_payload_on_stdout_and_the_rest_on_stderr(helios):
     assert "\x1b" not in table.stdout
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("key", EXAMPLES)
 def test_info_shows_every_format(tmp_path, key):
     path = save(tmp_path, *EXAMPLES[key])

@@ -26,6 +26,7 @@ PUBLISHED = {  # mean run s, median run s, mean GPUs, median GPUs, GPU seconds p
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("shape", PUBLISHED)
 def test_marginals_are_the_published_ones(shape):
     mean_s, median_s, mean_gpus, median_gpus, gpu_s, completed, cancelled = PUBLISHED[shape]

@@ -46,6 +46,7 @@ def checked(zygote, tmp_path, capfd, monkeypatch):
     return check
 
 
+@pytest.mark.slow
 def test_a_script_that_resumes_exactly(checked, tmp_path):
     code, out, err = checked(checkpoint=repr(str(tmp_path / "mine")))
     assert (code, err) == (0, "")
@@ -53,6 +54,7 @@ def test_a_script_that_resumes_exactly(checked, tmp_path):
     assert not (tmp_path / "mine").exists()  # checkpoints of the script are left alone
 
 
+@pytest.mark.slow
 def test_numbers_that_nobody_seeds(checked):
     code, out, _ = checked(inside="x = x + random.SystemRandom().random()")
     assert code == 1
@@ -61,6 +63,7 @@ def test_numbers_that_nobody_seeds(checked):
     assert "before the stop: two runs of the script are not equal" in out
 
 
+@pytest.mark.slow
 def test_state_that_is_not_carried(checked):
     code, out, _ = checked(inside="average += float(y.sum()) + 1; x = x * average")
     assert code == 1
@@ -80,6 +83,7 @@ def test_what_settings_leave_open_is_said_beside_a_yes(checked):
     assert "not for sure: fast mode: bits depend on the number of ranks" in out
 
 
+@pytest.mark.slow
 def test_one_logical_worker_resumes_on_one_rank_and_it_is_said(checked):
     code, out, _ = checked(workers=1, epochs=1, steps=20)
     assert code == 0
@@ -118,6 +122,7 @@ def test_a_script_that_does_not_use_it(checked):
     bad(checked(script="x = 1\n"), "ended without a step of brim.train: expected a loop over run.steps(loader)")
 
 
+@pytest.mark.slow
 def test_a_script_that_hangs(checked):
     hang = "import time; time.sleep(600)"
     bad(checked("--timeout", "6", inside=hang), "on 1 rank did not get to step 6 in 6 s")
@@ -167,6 +172,7 @@ def test_half_a_line_is_no_step(tmp_path):
     assert read(tmp_path / "none") == RecordedRun()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inside", "words"),
     [
@@ -187,6 +193,7 @@ def test_what_would_make_ranks_differ_is_named(checked, inside, words):
 RATE = "optimizer.param_groups[0]['lr'] = 0.01 * 0.8**run.steps_done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["1,2", "2,1"])
 def test_a_rate_that_waits_for_the_answer_of_step_is_found(checked, sizes):
     """The step is undone, and its rate with it; the repeated attempt does not set it again."""
@@ -198,6 +205,7 @@ def test_a_rate_that_waits_for_the_answer_of_step_is_found(checked, sizes):
     assert "behind run.begins_step, not behind the value that run.step() returns" in out
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_undoes_the_same_attempt_of_the_step(checked):
     """Rank 1 lets rank 0 run ahead: after step 4, and before it looks at the sums that backward began."""
     script = SCRIPT.format(above="import time\nstepped = True", inside=f"if stepped: {RATE}", workers=4, epochs=2,
@@ -225,6 +233,7 @@ def test_a_run_of_two_steps_is_checked_without_an_undone_step(checked):
     assert "undone" not in out
 
 
+@pytest.mark.slow
 def test_a_counter_of_forward_passes_is_found(checked):
     """A plain attribute: each rank counts its own micro-batches."""
     script = SCRIPT.format(above="", inside="model.calls = getattr(model, 'calls', 0) + 1", workers=4, epochs=2,

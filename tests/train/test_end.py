@@ -29,6 +29,7 @@ def some_steps(last, epochs=3):
     return run.digest(), run.steps_done, bodies
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("last", "steps", "bodies"), [(0, 0, 0), (3, 3, 1), (5, 5, 1), (7, 7, 2), (99, 15, 3)])
 def test_a_job_may_end_after_a_number_of_steps(last, steps, bodies):
     found = {*on_ranks(1, some_steps, last), *on_ranks(2, some_steps, last)}
@@ -54,6 +55,7 @@ def ends_of_own_epochs(folder):
     return ended, optimizer.param_groups[0]["lr"], run.digest()
 
 
+@pytest.mark.slow
 def test_a_finished_loop_without_run_epochs_does_not_run_the_end_of_an_epoch_again(tmp_path):
     first = ends_of_own_epochs(tmp_path)
     assert first[:2] == ([0, 1, 2], 0.1 / 8)
@@ -89,6 +91,7 @@ def ends_early(folder, how, epochs=10):
     return run.steps_done, run.digest(), bodies > 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("how", ["at the end of an epoch", "in an epoch"])
 def test_a_job_that_ended_early_does_no_step_when_it_is_started_again(tmp_path, how, ranks):
@@ -123,6 +126,7 @@ def ends_own_loop_early(folder, how, epochs=10):
     return run.steps_done, run.digest(), bodies > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_loop_without_run_epochs_left_in_an_epoch_does_no_step_when_it_is_started_again(tmp_path, ranks):
     first = on_ranks(ranks, ends_own_loop_early, tmp_path, "in an epoch")

@@ -40,6 +40,7 @@ def mixed(kind, folder=None, stop_at=None):
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["autocast", "parameters", "scaler"])
 def test_half_precision_keeps_the_bits(kind):
     found = {result for ranks in (1, 2, 4) for result in on_ranks(ranks, mixed, kind)}

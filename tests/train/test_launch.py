@@ -132,6 +132,7 @@ def test_one_that_fails_in_a_collective_ends_all_and_is_named(tmp_path, launched
     assert text.splitlines()[-1] == "brim: rank 2 failed first: exited with 1"
 
 
+@pytest.mark.slow
 def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same(tmp_path, launched):
     lasting = "0.1 if run.steps_done < 100 else 1.0)"  # also where each of these requests takes long
     (tmp_path / "session.py").write_text(SESSION.replace("0.1)", lasting))
@@ -153,6 +154,43 @@ def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same
     assert len(gang.lines()) == 1
 
 
+PLACES = SESSION.replace("    model =", "    place = (run.rank, run.world_size)\n    model =", 1).replace(
+    '"{run.steps_done} {bits}', '"{place} {(run.rank, run.world_size)} {run.steps_done} {bits}'
+)
+
+
+def test_a_rank_knows_its_place_before_the_group_is_formed(tmp_path, launched):
+    (tmp_path / "places.py").write_text(PLACES)
+    gang = launched("--nproc", 2, tmp_path / "places.py", 1)
+    (gang.folder / "slow").unlink()
+    assert gang.process.wait(PATIENCE_S) == 0, (gang.folder / "err").read_text()
+    assert [line[:15] for line in gang.lines()] == ["(0, 2) (0, 2) 8", "(1, 2) (1, 2) 8"]
+
+
+@pytest.mark.slow
+def test_torchrun_within_a_job_makes_ranks_of_its_own(tmp_path):
+    (tmp_path / "places.py").write_text(PLACES)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    code = (
+        "from brim.gang.supervisor import LaunchConfig, Supervisor\n"
+        f"raise SystemExit(Supervisor(LaunchConfig(command={(*torchrun, 'places.py', '1')!r}, nproc=1, is_gang=False, "
+        f"control='{tmp_path}/s', cwd='{tmp_path}', log_folder='{tmp_path}')).run().exit_code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    said = "".join(path.read_text() for path in tmp_path.glob("*.log"))
+    lines = sorted(line for line in said.splitlines() if line[:1] == "(")
+    assert [line[:15] for line in lines] == ["(0, 2) (0, 2) 8", "(1, 2) (1, 2) 8"], said
+
+
+def test_a_job_with_more_devices_than_ranks_is_told(tmp_path, launched):
+    (tmp_path / "places.py").write_text(PLACES)
+    gang = launched("--nproc", 1, "--devices", "cpu0,cpu1", tmp_path / "places.py", 1)
+    (gang.folder / "slow").unlink()
+    assert gang.process.wait(PATIENCE_S) == 0, (gang.folder / "err").read_text()
+    assert "brim: this job has 2 devices and 1 rank; `--ranks per-gpu` starts" in (gang.folder / "err").read_text()
+
+
 @pytest.mark.parametrize("order", ["stop", "preempt"])
 def test_who_is_on_the_way_when_the_end_is_announced_ends_too(tmp_path, launched, order):
     (tmp_path / "session.py").write_text(SESSION)
@@ -164,6 +202,7 @@ def test_who_is_on_the_way_when_the_end_is_announced_ends_too(tmp_path, launched
     assert "SIGKILL" not in (gang.folder / "err").read_text()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("order", ["stop", "preempt", "tune"])
 def test_what_is_asked_between_a_resize_and_the_step_that_takes_it_up_waits_for_the_newcomers(
     tmp_path, launched, order
@@ -242,6 +281,7 @@ def test_without_a_socket_training_goes_on(tmp_path, launched):
     assert len(gang.lines()) == 2
 
 
+@pytest.mark.slow
 def test_who_is_through_leaves_at_once_when_asked_by_a_signal(tmp_path, launched):
     (tmp_path / "session.py").write_text(SESSION + "    sys.stdout.flush()\n    time.sleep(60)\n")
     gang = launched("--nproc", 2, tmp_path / "session.py", 1)
@@ -363,6 +403,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "words"), [
     ("return", "rank 0 left the training loop after step 17 and ended, while rank 1 continues"),
     ("exit", "rank 0 left the training loop after step 17 and ended, while rank 1 continues"),
@@ -420,6 +461,7 @@ def test_a_batch_script_one_task_and_separate_tasks_run_below_slurm(tmp_path, zy
     assert sizes(zygote, tmp_path, env)[:2] == (0, ["1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [
     ("torch.distributed.run", "--standalone", "--nproc-per-node"), ("brim.train.launch", "--zygote", "Z", "--nproc"),
 ])  # fmt: skip

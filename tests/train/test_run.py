@@ -55,6 +55,7 @@ def alone():
     return on_ranks(1, train_all, NAMES)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bits_are_equal_on_every_number_of_ranks(alone, ranks):
     for found in on_ranks(ranks, train_all, NAMES):
@@ -103,6 +104,7 @@ def by_hand(name):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_the_losses_are_those_of_a_loop_by_hand(alone, name):
     torch.set_num_threads(1)
@@ -373,6 +375,7 @@ def once_per_step(workers, samples):
     return result
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("samples", [17, 18, 19])
 def test_code_that_runs_once_per_step_counts_where_a_rank_has_no_sample(samples):
     expected = on_ranks(1, once_per_step, 8, samples)[0]
@@ -396,6 +399,7 @@ def fast_alone():
     return fast("mlp")[0]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("ranks", "micro_batch", "most"), [(1, None, 16), (2, None, 8), (3, None, 6), (1, 4, 4), (2, 3, 3), (4, 2, 2)]
 )
@@ -471,6 +475,7 @@ def test_options_are_checked(option, words):
         (lambda run: run.clip(max_value=float("nan")), "run.clip: max_value=nan: expected more than 0"),
         (lambda run: run.schedule(0.5), r"run.schedule: factor=0\.5: expected a function"),
         (lambda run: run.prepare(nn.Linear(2, 2), torch.optim.SGD), "run.prepare got the class SGD, expected"),
+        (lambda run: run.prepare(nn.LazyLinear(2)), "run.prepare got a model whose weight has no shape yet: call the"),
         (lambda run: run.backward(0.5), "run.backward got a float, expected the loss as a tensor"),
     ],
 )
@@ -483,6 +488,22 @@ def test_arguments_of_calls_are_checked(call, words):
     with pytest.raises(UserError, match=words):
         call(run)
     run.close()
+
+
+def test_a_relative_folder_of_checkpoints_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = bt.start(checkpoint="job")
+    model = nn.Linear(20, 5)
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    loader = run.loader(Rows("rows"), 16, workers=0)
+    for _ in run.epochs(1):
+        for x, y in run.steps(loader):
+            run.backward(nn.functional.cross_entropy(model(x), y))
+            run.step()
+    run.close()
+    assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == ["job"]
 
 
 def test_numbers_of_numpy_are_arguments():
@@ -510,6 +531,7 @@ class Positions(nn.Module):
         return x[..., None].expand(-1, -1, 2)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("samples", "batch", "workers", "last", "warns"),
     [

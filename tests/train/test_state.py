@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests import forked
 from tests.elastic.storm import Event, storm
 
@@ -17,6 +19,7 @@ def undisturbed(zygote, folder, loop=LOOP):
     return json.loads(answer.read_text())
 
 
+@pytest.mark.slow
 def test_a_kill_undoes_what_the_step_has_changed_in_carried_objects(tmp_path, zygote):
     events = [Event(5, "kill", 2), Event(12, "kill", 0), Event(20, "kill", 1)]
     words = [0, LOOP, 0.15]
@@ -29,6 +32,7 @@ def test_a_kill_undoes_what_the_step_has_changed_in_carried_objects(tmp_path, zy
         assert answer == expected, weather.stderr
 
 
+@pytest.mark.slow
 def test_kills_and_resizes_change_nothing_where_a_step_has_no_sample_for_some_ranks(tmp_path, zygote):
     events = [Event(3, "kill", 3), Event(8, "kill", 0), Event(11, "resize", 2), Event(15, "resize", 4)]
     weather = storm(tmp_path, events, 0, SHORT, 0.1, ranks=4, zygote=zygote, timeout_s=200, job=WATCHED, replace=3)

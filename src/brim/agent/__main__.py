@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrimError as error:
         sys.stderr.write(f"brim agent: {error}\n")
         return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"brim agent: {error.filename or 'cannot go on'}: {error.strerror or error}\n")
+        return 1
     return 0
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from brim.agent import attempt_files, devices, leftovers
+from brim.agent import attempt_files, boot_clock, devices, leftovers
 from brim.agent.adoption import end_in, found_attempts, newest_launches, note_processes, noted_processes
 from brim.agent.attempt import fork_attempt, is_running
 from brim.agent.attempt_files import AnalysisFile, EndFile, LaunchFile, PidsFile
@@ -56,8 +56,8 @@ from brim.agent.protocol import (
     UNUSABLE,
     VERSION,
     AgentHello,
+    AgentReport,
     DeviceSeen,
-    Report,
     StartAttempt,
     Synced,
 )
@@ -106,8 +106,8 @@ class Agent:
         self, folder: Path, controller: Path, node: Devices, cgroups: CgroupTree, selector: selectors.BaseSelector
     ) -> None:
         self._folder, self._devices, self._cgroups, self._selector = folder, node, cgroups, selector
-        self._boot_id = attempt_files.boot_id()
-        self._attempts = NodeAttempts(attempt_files.boot_time_ms, node.names)
+        self._boot_id = boot_clock.boot_id()
+        self._attempts = NodeAttempts(boot_clock.boot_time_ms, node.names)
         self._controller = ControllerLink(controller, self._selector)
         self._zygotes = Zygotes(socket_folder(folder / "zygotes"))
         self._links: dict[Key, SupervisorLink] = {}
@@ -128,7 +128,7 @@ class Agent:
         signals = SignalQueue((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD))
         self._selector.register(signals, selectors.EVENT_READ, signals)
         try:
-            self._zygotes.start_plain(attempt_files.boot_time_ms())
+            self._zygotes.start_plain(boot_clock.boot_time_ms())
             self._restore()
             self._cgroups.remove_empty()
             self._warm()
@@ -165,7 +165,7 @@ class Agent:
                 self._launch(order)
         self._perform()
         self._look_at_devices()
-        now_ms = attempt_files.boot_time_ms()
+        now_ms = boot_clock.boot_time_ms()
         for link in list(self._links.values()):
             self._look_after(link, now_ms)
         if now_ms - self._checked_ms >= CHECK_MS:
@@ -180,7 +180,7 @@ class Agent:
             _log(f"no controller: {self._problem}" if self._problem else "connected to the controller")
 
     def _timeout_s(self) -> float:
-        now_ms = attempt_files.boot_time_ms()
+        now_ms = boot_clock.boot_time_ms()
         devices_ms = self._devices.next_ms()
         times = [self._checked_ms + CHECK_MS, *(link.status_at_ms for link in self._links.values())]
         if (next_ms := self._attempts.next_ms()) is not None:
@@ -230,7 +230,7 @@ class Agent:
             AgentHello(version=VERSION, user=_user(), boot_id=self._boot_id, devices=self._devices.names)
         )
         self._devices_told = self._devices_now()
-        reports: list[Report] = [*self._attempts.seen(), *self._devices_told, Synced()]
+        reports: list[AgentReport] = [*self._attempts.seen(), *self._devices_told, Synced()]
         for report in reports:
             self._controller.send(report)
 
@@ -327,7 +327,7 @@ class Agent:
             self._attempts.launch_failed(key, AttemptEnd(outcome=FAILED, detail=detail, blame=BLAME_NODE))
             return
         link = self._links[key] = SupervisorLink(key, pid, launch.control, self._selector)
-        self._attempts.launched(key, attempt_files.boot_time_ms(), in_words(link.named))
+        self._attempts.launched(key, boot_clock.boot_time_ms(), in_words(link.named))
 
     def _launch_file(self, order: StartAttempt, folder: Path) -> LaunchFile:
         capture = read_capture(captures_folder(self._folder), order.capture, order.digest)
@@ -342,7 +342,7 @@ class Agent:
         if order.loader_workers != NONE:
             env[LOADER_WORKERS_VARIABLE] = str(order.loader_workers)
         env |= kind_of_device(order.devices, order.cpu_milli, env)
-        now_ms = attempt_files.boot_time_ms()
+        now_ms = boot_clock.boot_time_ms()
         return LaunchFile(
             job=order.job, attempt=order.attempt, command=capture.command, env=env, cwd=capture.cwd, ranks=order.ranks,
             devices=tuple(CPU if device == ON_CPU else self._devices.names[device] for device in order.devices),
@@ -404,13 +404,13 @@ class Agent:
             self._attempts.restore(found.order, end=found.end, alive=alive, forgotten=found.forgotten)
             if alive and found.pids is not None:
                 self._attempts.launched(found.key, found.pids.started_ms, in_words(self._links[found.key].named))
-        self._adopting_until_ms = attempt_files.boot_time_ms() + ADOPT_MS
+        self._adopting_until_ms = boot_clock.boot_time_ms() + ADOPT_MS
         self._perform()
 
     def _warm(self) -> None:
         """Start the zygote of the newest attempt that would use one: it is likely to be needed next."""
         for launch in newest_launches(self._folder / "attempts"):
-            now_ms = attempt_files.boot_time_ms()
+            now_ms = boot_clock.boot_time_ms()
             if self._zygotes.warm(launch.command, launch.env, now_ms, is_gang=launch.ranks > 0):
                 return
 
@@ -468,7 +468,7 @@ class Agent:
         self._adopting.discard(link.key)
         gang = gang_seen(link.key, status, self._devices.names)
         if not gang.has_processes or (gang.is_grouped and (gang.progress is None or not gang.is_settled)):
-            link.status_at_ms = attempt_files.boot_time_ms() + SOON_MS
+            link.status_at_ms = boot_clock.boot_time_ms() + SOON_MS
         self._attempts.status(link.key, replace(gang, processes=in_words(link.named)))
 
     def _supervisor_ended(self, link: SupervisorLink) -> None:

@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from brim.agent import attempt_files
+from brim.agent import attempt_files, boot_clock
 from brim.agent.attempt_files import EndFile, LaunchFile, PidsFile
 from brim.agent.protocol import BLAME_JOB, BLAME_NODE, FAILED, FINISHED, LOST, NONE, STOPPED, UNUSABLE
 from brim.gang import processes
@@ -120,7 +120,7 @@ def run_attempt(folder: Path, launch: LaunchFile) -> None:
     """
     me = processes.find_process(os.getpid())
     assert me is not None
-    pids = PidsFile(pid=me.pid, start_ticks=me.start_ticks, boot_id=attempt_files.boot_id())
+    pids = PidsFile(pid=me.pid, start_ticks=me.start_ticks, boot_id=boot_clock.boot_id())
     try:
         attempt_files.write_pids(folder, pids)
         if launch.analyse:
@@ -206,5 +206,5 @@ def _end_file(
 ) -> EndFile:
     return EndFile(
         outcome=outcome, exit_code=code, detail=detail, blame=blame, started_ms=pids.started_ms,
-        ended_ms=attempt_files.boot_time_ms(), boot_id=pids.boot_id, left=left, **asdict(usage),
+        ended_ms=boot_clock.boot_time_ms(), boot_id=pids.boot_id, left=left, **asdict(usage),
     )  # fmt: skip

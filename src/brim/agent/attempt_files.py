@@ -1,12 +1,13 @@
 """The files of one attempt, which its process and the agents of its time share.
 
-    fence         the order that was fenced; written durably before anything is started
-    launch.json   what its process is to run
-    analysis.json the step times that were measured first, if that was asked for
-    pids.json     the identity of its process, and where it listens
-    end.json      how it ended; written durably before anyone is told
-    forgotten     exists once the controller knows the end
-    log/          rank-N.log of each rank, supervisor.log
+    fence           the order that was fenced; written durably before anything is started
+    launch.json     what its process is to run
+    analysis.json   the step times that were measured first, if that was asked for
+    pids.json       which process runs it
+    processes.json  every process that this one has named (``adoption.note_processes``)
+    end.json        how it ended; written durably before anyone is told
+    forgotten       exists once the controller knows the end
+    log/            rank-N.log of each rank, supervisor.log
 
 Times are in ms of the boot-time clock, and mean nothing after another start of the machine.
 """
@@ -17,7 +18,6 @@ import contextlib
 import errno
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -102,16 +102,6 @@ class EndFile:
     processes_peak: int = -1
     oom_kills: int = -1
     oom_at_limit: int = -1
-
-
-def boot_id() -> str:
-    """Return what differs after each start of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-
-
-def boot_time_ms() -> int:
-    """Return the time since the start of the machine in ms, suspends included; no clock that is set changes it."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 def write_whole(folder: Path, name: str, plain: Mapping[str, Any]) -> None:

@@ -46,9 +46,9 @@ from brim.agent.protocol import (
     STOPPED,
     STOPPING,
     UNUSABLE,
+    AgentOrder,
     AttemptSeen,
     ForgetAttempt,
-    Order,
     ResizeAttempt,
     StartAttempt,
     StopAttempt,
@@ -100,8 +100,10 @@ class _Attempt:
     phase: AttemptPhase
     devices: tuple[int, ...]
     ranks: int
-    accepted: int
-    holds: int
+    ordered_sequence: int
+    """Of the newest order."""
+    settled_sequence: int
+    """Of the newest order that the gang is known to follow, or to have refused; see ``AttemptSeen.sequence``."""
     detail: str = ""
     end: AttemptEnd | None = None
     unwritten_end: AttemptEnd = _GONE  # if nobody has written one
@@ -209,7 +211,7 @@ class NodeAttempts:
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
-    def obey(self, order: Order, refusal: str = "") -> None:
+    def obey(self, order: AgentOrder, refusal: str = "") -> None:
         """Carry out an order of the controller.
 
         Args:
@@ -234,7 +236,7 @@ class NodeAttempts:
                 attempt = self._attempts.get((order.job, order.attempt))
                 if attempt is None:
                     return
-                if attempt.phase is not AttemptPhase.ENDED and order.sequence > attempt.accepted:
+                if attempt.phase is not AttemptPhase.ENDED and order.sequence > attempt.ordered_sequence:
                     self._change(attempt, order)
                 self._tell(attempt, again=True)
 
@@ -327,7 +329,7 @@ class NodeAttempts:
         self._tell(attempt)
 
     def _change(self, attempt: _Attempt, order: ResizeAttempt | TuneAttempt) -> None:
-        attempt.accepted = order.sequence
+        attempt.ordered_sequence = order.sequence
         tune = TuneAttempt(
             job=order.job, attempt=order.attempt, sequence=order.sequence, batch=order.batch,
             loader_workers=order.loader_workers,
@@ -439,13 +441,13 @@ class NodeAttempts:
         if attempt.resize is None and gang.is_settled and attempt.ranks:
             attempt.ranks, attempt.is_refused = gang.ranks, False
             attempt.devices = attempt.devices if gang.devices is None else gang.devices
-        if gang.sequence > 2 * attempt.accepted + 1:  # an order that an agent before this one has passed on
-            attempt.accepted = gang.sequence // 2
+        if gang.sequence > 2 * attempt.ordered_sequence + 1:  # an order that an agent before this one has passed on
+            attempt.ordered_sequence = gang.sequence // 2
             if attempt.ranks and not gang.is_settled and ON_CPU not in attempt.devices:
                 devices = tuple(sorted({*attempt.devices, *(gang.devices or ())}))
                 attempt.devices = devices
                 attempt.resize = ResizeAttempt(
-                    job=key[0], attempt=key[1], sequence=attempt.accepted, devices=devices, ranks=attempt.ranks
+                    job=key[0], attempt=key[1], sequence=attempt.ordered_sequence, devices=devices, ranks=attempt.ranks
                 )
         self._settle(attempt)
         if gang.progress is not None and gang.progress != known:
@@ -589,7 +591,7 @@ class NodeAttempts:
             if not attempt.preempt_sent:
                 attempt.preempt_sent = True
                 grace_s = max(0, attempt.kill_at_ms - self._clock_ms()) / 1000
-                fence = (*attempt.key, max(attempt.gang.sequence, 2 * attempt.accepted + 1, 0))
+                fence = (*attempt.key, max(attempt.gang.sequence, 2 * attempt.ordered_sequence + 1, 0))
                 self._effects.append(Request(attempt.key, PreemptRequest(grace_s, fence)))
             return
         if attempt.in_flight != NONE:
@@ -610,7 +612,7 @@ class NodeAttempts:
 
     def _settle(self, attempt: _Attempt) -> None:
         if attempt.resize is None and attempt.tune is None and not attempt.is_refused:
-            attempt.holds = attempt.accepted
+            attempt.settled_sequence = attempt.ordered_sequence
 
     def _sweep(self, attempt: _Attempt) -> None:
         attempt.phase, attempt.retry_at_ms = AttemptPhase.SWEEPING, None
@@ -625,7 +627,7 @@ class NodeAttempts:
         assert attempt.end is not None
         attempt.phase, attempt.detail, attempt.retry_at_ms = AttemptPhase.ENDED, attempt.end.detail, None
         attempt.resize = attempt.tune = None
-        attempt.holds = attempt.accepted
+        attempt.settled_sequence = attempt.ordered_sequence
         if attempt.end.outcome == FINISHED:
             self._jobs[attempt.order.job].finished = True
         self._tell(attempt)
@@ -653,7 +655,7 @@ class NodeAttempts:
             state = STOPPING
         started_ms = attempt.started_ms if end is None or end.started_ms == NONE else end.started_ms
         return AttemptSeen(
-            job=attempt.order.job, attempt=attempt.order.attempt, sequence=attempt.holds, state=state,
+            job=attempt.order.job, attempt=attempt.order.attempt, sequence=attempt.settled_sequence, state=state,
             devices=() if end else attempt.devices, ranks=attempt.ranks,
             outcome=end.outcome if end else "", exit_code=end.exit_code if end else NONE,
             detail=attempt.detail, blame=end.blame if end else "", has_begun=attempt.has_begun,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from brim.agent.folders import make_private
-from brim.errors import BrimError, RefusedError
+from brim.errors import BrimError, ConfigError, RefusedError
 from brim.gang.inherited import AS_IT_IS, Inherited, read_inherited
 
 ONE_JOB: Final = 1
@@ -60,6 +60,7 @@ def write_capture(
     """Write a capture into the folder of captures; return its name and digest. For the arguments, see ``Capture``.
 
     Raises:
+        ConfigError: no agent would read a file of its size.
         BrimError: the file cannot be written.
     """
     plain = {"version": ONE_JOB, "command": list(command), "env": dict(env), "cwd": cwd, "slurm": slurm}
@@ -67,6 +68,10 @@ def write_capture(
     if indices:
         plain |= {"version": ARRAY, "indices": list(indices)}
     data = json.dumps(plain).encode()
+    if len(data) > CAPTURE_BYTES_MAX:  # JSON writes a control character as six
+        raise ConfigError(
+            f"command and environment have {len(data)} bytes as JSON, expected at most {CAPTURE_BYTES_MAX}"
+        )
     name = os.urandom(16).hex()
     try:
         make_private(folder)

@@ -24,6 +24,7 @@ from typing import Final
 
 from brim.agent import attempt_files
 from brim.agent.effects import Key
+from brim.agent.mounts import mounts
 from brim.gang.cgroup import Cgroup
 
 UNIT: Final = "brim-agent.service"
@@ -122,11 +123,9 @@ def _own_cgroup() -> Path | None:
     """Return the folder of the cgroup of this process; None if it cannot be seen."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), "")
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mount, _, source = line.partition(" - ")
-        root, at = (os.fsencode(word).decode("unicode_escape") for word in mount.split()[3:5])  # a blank is \\040
-        if source.split()[0] == "cgroup2" and Path(own).is_relative_to(root):
-            path = Path(at, Path(own).relative_to(root))
+    for mount in mounts():
+        if mount.kind == "cgroup2" and Path(own).is_relative_to(mount.root):
+            path = Path(mount.point, Path(own).relative_to(mount.root))
             if (path / "cgroup.procs").exists():
                 return path
     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from brim.agent.folders import check_runtime_folder
-from brim.agent.protocol import ORDERS, REPORTS, Order, Report
+from brim.agent.protocol import ORDERS, REPORTS, AgentOrder, AgentReport
 from brim.errors import RefusedError
 from brim.gang.codec import ProtocolError
 
@@ -70,7 +70,7 @@ class ControllerLink:
         self._selector.register(connection, selectors.EVENT_READ, self)
         return True
 
-    def send(self, report: Report) -> None:
+    def send(self, report: AgentReport) -> None:
         """Send a report as soon as the controller reads; nothing if there is no connection."""
         if self._socket is None:
             return
@@ -79,7 +79,7 @@ class ControllerLink:
         if len(self._unsent) > UNSENT_BYTES_MAX:
             self.disconnect()
 
-    def receive(self, events: int) -> list[Order | ProtocolError]:
+    def receive(self, events: int) -> list[AgentOrder | ProtocolError]:
         """Read and write without blocking; return the orders, and an error for each line that is none."""
         if events & selectors.EVENT_WRITE:
             self._flush()

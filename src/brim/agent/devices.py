@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import selectors
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from brim.agent.leftovers import KnownProcess, known
 from brim.agent.protocol import FOREIGN, OPEN, QUARANTINED, DeviceSeen
+from brim.agent.users import user_name
 from brim.errors import RefusedError
 from brim.gang import processes
 from brim.gang.environment import CPU
@@ -236,7 +236,11 @@ class Gpus:
     def _ask(self) -> None:
         self._asked_ms, self._has_stalled = now_ms(), False
         if self._child is None:
-            child = self._start()
+            try:
+                child = self._start()
+            except OSError as error:
+                self._fail(f"the process that reads NVML cannot be started: {error.strerror}")
+                return
             assert child.stdout is not None
             os.set_blocking(child.stdout.fileno(), False)
             self._selector.register(child.stdout, selectors.EVENT_READ, self._readable)
@@ -360,8 +364,4 @@ def _describe(pid: int) -> str:
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return f"process {pid}"
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = str(uid)
-    return f"process {pid} ({name}) of {user}"
+    return f"process {pid} ({name}) of {user_name(uid)}"

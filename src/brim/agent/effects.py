@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from brim.agent.protocol import NONE, AttemptProgress, Report, StartAttempt
+from brim.agent.protocol import NONE, AgentReport, AttemptProgress, StartAttempt
 from brim.gang.messages import PreemptRequest, ResizeRequest, TuneSettings
 from brim.gang.usage import NOT_MEASURED, Usage
 
@@ -118,7 +118,7 @@ class Forgotten:
 class Tell:
     """Effect: tell the controller, if it is connected."""
 
-    report: Report
+    report: AgentReport
 
 
 AgentEffect: TypeAlias = CheckDevices | WriteFence | Launch | Request | Sweep | WriteEnd | Forgotten | Tell

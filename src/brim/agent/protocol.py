@@ -303,10 +303,10 @@ class Synced:
     """Agent: all attempts and devices have been told since `AgentHello`."""
 
 
-Order: TypeAlias = StartAttempt | ResizeAttempt | TuneAttempt | StopAttempt | ForgetAttempt
-Report: TypeAlias = AgentHello | AttemptSeen | AttemptProgress | DeviceSeen | Synced
+AgentOrder: TypeAlias = StartAttempt | ResizeAttempt | TuneAttempt | StopAttempt | ForgetAttempt
+AgentReport: TypeAlias = AgentHello | AttemptSeen | AttemptProgress | DeviceSeen | Synced
 
-ORDERS: Final[Codec[Order]] = Codec(*Order.__args__)
+ORDERS: Final[Codec[AgentOrder]] = Codec(*AgentOrder.__args__)
 """Controller to agent."""
-REPORTS: Final[Codec[Report]] = Codec(*Report.__args__)
+REPORTS: Final[Codec[AgentReport]] = Codec(*AgentReport.__args__)
 """Agent to controller."""

@@ -136,7 +136,7 @@ class SupervisorLink:
 
     def note_processes(self, status: dict[str, Any]) -> bool:
         """Remember the processes that a status names; return whether there are new ones."""
-        pids = [self.pid, status.get("zygote", 0), *(rank["pid"] for rank in status["ranks"] if rank["alive"])]
+        pids = [self.pid, status.get("zygote", 0), *(rank["pid"] or 0 for rank in status["ranks"] if rank["alive"])]
         before = self.named
         have = {one.pid for one in before}
         self.named |= known(pid for pid in pids if pid not in have)

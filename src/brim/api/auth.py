@@ -7,7 +7,6 @@ Nothing in a request says who its sender is. Every rule on whose job is whose is
 from __future__ import annotations
 
 import asyncio
-import pwd
 import socket
 import struct
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from brim.agent.users import user_name
 from brim.live.records import JobRecord
 
 PEER: Final = "peer_uid"
@@ -24,7 +24,7 @@ _CREDENTIALS: Final = struct.Struct("iII")
 _OVERFLOW_UID: Final = 65534
 """Every user of another user namespace that has no number here: nobody in particular."""
 SILENT_S: Final = 10.0
-"""Time in which a connection must begin to ask; ours. Clients connect when they ask."""
+"""Time in which a connection must have asked; ours. Clients connect when they ask."""
 SPARE: Final = 50
 """Connections above the limit of concurrency that are answered, with 503; ours."""
 
@@ -52,8 +52,11 @@ class PeerProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
-        self._silence.cancel()
         super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:  # the head of a request is there
+            self._silence.cancel()
+        elif self._silence.cancelled():
+            self._silence = asyncio.get_running_loop().call_later(SILENT_S, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See ``asyncio.Protocol``."""
@@ -98,11 +101,3 @@ class Admission:
         if uid != self.owner and (uid not in self.allowed or uid == _OVERFLOW_UID):
             return None
         return Caller(uid=uid, user=user_name(uid), is_admin=uid == self.owner, token=token)
-
-
-def user_name(uid: int) -> str:
-    """Return the name of a user; the number if it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

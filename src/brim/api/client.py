@@ -194,7 +194,7 @@ class Client:
         try:
             with self._opened("GET", "/healthz", b"", {}, TIMEOUT_S) as answer:
                 return _head(answer).status == 200
-        except NoControllerError:
+        except (NoControllerError, OSError):  # the latter: it does not answer in time
             return False
 
     def is_recovered(self) -> bool:
@@ -222,6 +222,9 @@ class Client:
                 return self._once(method, target, body, headers or {}, timeout_s)
             except NoControllerError as error:
                 if pause_s is None or isinstance(error.__cause__, lasting):
+                    if self.may_have_arrived and method != "GET" and not simulates:
+                        said = "it may have been accepted: look at `brim ps` before you try again"
+                        raise NoControllerError(f"{error}; {said}") from error
                     raise
             except BusyError as error:
                 if pause_s is None or error.is_lasting:

@@ -285,7 +285,7 @@ async def tokens(at: At, by: By) -> Tokens:
     return {"schema": SCHEMA, "tokens": list(at.tokens(by.uid))}
 
 
-@router.delete("/v1/tokens/{number:int}")
+@router.delete("/v1/tokens/{number:id}")
 async def revoke_token(at: At, by: By, number: Annotated[int, Path(ge=1, le=ID_MAX)]) -> Tokens:
     """Revoke a token; it is refused from the next request on."""
     _check_socket(by)

@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -159,6 +160,8 @@ async def _run(service: ClusterService, beside: Sequence[Callable[[], Coroutine[
     gc.collect()
     gc.freeze()  # a full collection walks modules and jobs for 0.1 s, in which no other thread runs: these stay anyway
     tasks = [asyncio.create_task(one()) for one in beside]
+    for task in tasks:
+        task.add_done_callback(_log_error)
     try:
         await service.wait()
     finally:
@@ -166,6 +169,11 @@ async def _run(service: ClusterService, beside: Sequence[Callable[[], Coroutine[
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _log_error(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log("brim controller: goes on without what has failed here:\n" + "".join(traceback.format_exception(error)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

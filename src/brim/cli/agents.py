@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import agent_folder
 from brim.agent.starting import start_process
-from brim.cli.controller import agent_runs
+from brim.cli.controller import agent_runs, is_locked
 from brim.core.gpu_names import CPU
 from brim.errors import BrimError, NotFoundError, RefusedError, UserError
 
@@ -123,7 +123,7 @@ def holder_of(lock: Path) -> int:
     return int(number[0])
 
 
-def end_process(lock: Path, what: str, timeout_s: float, is_locked: Callable[[Path], bool]) -> int:
+def end_process(lock: Path, what: str) -> int:
     """Ask the process that holds a lock to end, and wait until it has; return its id.
 
     Raises:
@@ -134,8 +134,8 @@ def end_process(lock: Path, what: str, timeout_s: float, is_locked: Callable[[Pa
     try:
         if is_locked(lock):  # it still is that process
             signal.pidfd_send_signal(fd, signal.SIGTERM)
-        if not select.select([fd], [], [], timeout_s)[0]:  # readable once the process has ended
-            raise BrimError(f"{what} (process {pid}) has not ended {timeout_s:g} s after SIGTERM")
+        if not select.select([fd], [], [], END_S)[0]:  # readable once the process has ended
+            raise BrimError(f"{what} (process {pid}) has not ended {END_S:g} s after SIGTERM")
     finally:
         os.close(fd)
     return pid

@@ -26,6 +26,7 @@ from brim.agent.attempt_files import AnalysisFile, LaunchFile
 from brim.beliefs.analyser import Analysis, Steps, analyse
 from brim.errors import BrimError, ConfigError
 from brim.gang.fork_safety import parse_command
+from brim.gang.processes import ended_by_signals
 from brim.train.tools.profile.gang import Script, ScriptSteps
 
 ANALYSIS_S: Final = 60
@@ -59,7 +60,7 @@ def measure(launch: LaunchFile) -> Analysis:
         TimeoutError: it made no step in time.
     """
     python = shutil.which(launch.command[0]) or launch.command[0]
-    with tempfile.TemporaryDirectory(prefix="brim-analysis-") as folder:
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="brim-analysis-") as folder:
         what = Script(
             python=python, words=script_of(launch), folder=Path(folder), timeout_s=ANALYSIS_S, zygote=launch.zygote
         )

@@ -26,7 +26,7 @@ from brim.errors import ConfigError
 from brim.gang.inherited import of_this_process
 from brim.live.requests import JobRequest, read_request
 
-CAPTURE_BYTES_MAX: Final = 1 << 20
+ENVIRONMENT_BYTES_MAX: Final = 1 << 20
 """Most bytes of command and environment; ours: Linux takes at most 2 MiB of both."""
 SCRIPT_BYTES_MAX: Final = 1 << 20
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ksh")
@@ -146,7 +146,12 @@ def requests_of(
         BrimError: a capture cannot be written.
     """
     cwd = _folder(asked.chdir)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("BRIM_") or name in _KEPT}
+    env = dict(os.environ)
+    if "TORCHELASTIC_RUN_ID" in env:
+        from brim.gang.environment import without_rank
+
+        env = without_rank(env)
+    env = {name: value for name, value in env.items() if not name.startswith("BRIM_") or name in _KEPT}
     if work.slurm is not None:  # not those of a job of Slurm in which it is submitted
         env = {name: value for name, value in env.items() if not name.startswith("SLURM_")}
         env.update(_slurm_variables(work, asked))
@@ -193,7 +198,8 @@ def _check_command(command: str, env: Mapping[str, str], cwd: str) -> None:
     if "/" in command:
         path = os.path.join(cwd, command)
         if not os.path.isfile(path):
-            raise ConfigError(f"there is no program {path}")
+            is_folder = os.path.isdir(path)
+            raise ConfigError(f"{path} is a folder, expected a program" if is_folder else f"there is no program {path}")
         if not os.access(path, os.X_OK):
             raise ConfigError(f"{path} may not be run: make it executable, or name its interpreter before it")
     elif not _on_path(command, env):
@@ -209,11 +215,11 @@ def _on_path(command: str, env: Mapping[str, str]) -> bool:
 def _check_size(command: Sequence[str], env: Mapping[str, str]) -> None:
     sizes = {name: len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in env.items()}
     total = sum(sizes.values()) + sum(len(os.fsencode(word)) + 1 for word in command)
-    if total > CAPTURE_BYTES_MAX:
+    if total > ENVIRONMENT_BYTES_MAX:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ConfigError(
-            f"command and environment have {total} bytes, expected at most {CAPTURE_BYTES_MAX}; the largest variable, "
-            f"{largest}, has {sizes[largest]}"
+            f"command and environment have {total} bytes, expected at most {ENVIRONMENT_BYTES_MAX}; the largest "
+            f"variable, {largest}, has {sizes[largest]}"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from brim.api.wire import SCHEMA, plain_job
-from brim.cli.completion import complete_job, complete_open_job
+from brim.cli.completion import JobArgument, complete_open_job
 from brim.cli.controller import client, ensure_agent, find_ids, find_job
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
@@ -84,9 +84,7 @@ def requeue(jobs: _Jobs, output: OutputOption = "table", as_json: JsonOption = F
 
 @app.command(cls=UnconvertedCommand)
 def explain(
-    job: Annotated[
-        str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.", autocompletion=complete_job)
-    ] = "@",
+    job: JobArgument = "@",
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Explain why a job waits, and what would let it run.

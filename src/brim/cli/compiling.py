@@ -12,10 +12,10 @@ from typing import Final
 
 from brim.kernel_cache import is_ready, lock, set_ready
 
-ESTIMATE: Final = "up to 80 s of CPU time"
+ESTIMATE: Final = "1 to 2 minutes of CPU time"
 """Less where the demo has compiled some. 81 s measured by ``make demo`` from an empty cache on a quiet machine of two
-cores. The shares were 29 s for the loop with queues and the bounds, 38 s for whole rounds and 7 s for the rest,
-measured earlier with both cores busy."""
+cores, 103 s on a busy one. The shares were 29 s for the loop with queues and the bounds, 38 s for whole rounds and 7 s
+for the rest, measured earlier with both cores busy."""
 QUIET_S: Final = 1.0
 """Steps that take less are not reported: their kernels were compiled before, by a process that was then stopped."""
 JOBS: Final = 24

@@ -5,7 +5,9 @@ A completion never fails and never waits: without a controller there is nothing 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+import typer
 
 from brim.api.client import PAGE_MAX
 from brim.cli.controller import client, user
@@ -24,6 +26,14 @@ def complete_open_job(incomplete: str) -> list[tuple[str, str]]:
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
     """Return the newest jobs whose id begins so, each with its name and state."""
     return _jobs("all", incomplete)
+
+
+JobArgument = Annotated[
+    str, typer.Argument(
+        metavar="[JOB]", help="Job id, job of an array such as 7_0, name, or @ for the last one.",
+        autocompletion=complete_job,
+    )
+]  # fmt: skip
 
 
 def complete_dependency(incomplete: str) -> list[tuple[str, str]]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pwd
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import RUNTIME_VARIABLE, agent_folder, check_runtime_folder, runtime_folder, state_folder
-from brim.api.client import Client
+from brim.agent.users import user_name
+from brim.api.client import Client, NoControllerError
 from brim.errors import ConfigError, NotFoundError, shown
 from brim.live.requests import ID_MAX, JOBS_MAX, NONE
 from brim.units import parse_whole
@@ -21,6 +22,8 @@ from brim.units import parse_whole
 if TYPE_CHECKING:
     from brim.live.records import JobRecord
 
+AWAY_S: Final = 600.0
+"""Longest wait of a command that follows a job for the next controller; ours: an upgrade takes a minute or two."""
 LAST: Final = "@"
 """Stands for this user's newest job."""
 _IDS: Final = re.compile(r"(?P<first>[0-9]+)(?:-(?P<last>[0-9]+)|_(?P<indices>[0-9]+[0-9,:-]*|\[[0-9,:-]+\]))?")
@@ -54,27 +57,62 @@ def client() -> Client:
     return Client(controller_folder() / "api.sock", _warn)
 
 
+class FollowedJob:
+    """A job that a command waits for, also while a controller has ended and the next one has not come.
+
+    Args:
+        at: A client of the controller.
+        job: Job id.
+    """
+
+    def __init__(self, at: Client, job: int) -> None:
+        self._at, self._found = at, at.job(job)
+        self._away_since_s: float | None = None
+
+    def look(self) -> JobRecord:
+        """Return the job as it is; as it was last seen while there is no controller.
+
+        Raises:
+            NoControllerError: there has been none for too long, or this user may not use it any more.
+        """
+        try:
+            self._found = self._at.job(self._found.id)
+        except NoControllerError as error:
+            now_s = time.monotonic()
+            if self._away_since_s is None:
+                self._away_since_s = now_s
+                print(f"brim: no controller answers; job {self._found.id} goes on, and this waits for the next one",
+                      file=sys.stderr)
+            if now_s - self._away_since_s > AWAY_S or isinstance(error.__cause__, PermissionError):
+                raise
+        else:
+            self._away_since_s = None
+        return self._found
+
+
 def _warn(trouble: str) -> None:
     print(f"brim: the controller {trouble}; it goes on when it can, and what is shown may be old", file=sys.stderr)
 
 
 def user() -> str:
     """Return the name of this user, as the controller knows it."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+    return user_name(os.getuid())
 
 
 def find_job(at: Client, word: str) -> JobRecord:
-    """Return the job that a word names: an id, ``@`` for this user's newest, or the newest of a name.
+    """Return the job that a word names: an id, ``7_3`` of array 7, ``@`` for this user's newest, or a name's newest.
 
     Raises:
         NotFoundError: there is none.
-        ConfigError: the word can be none of these.
+        ConfigError: the word can be none of these, or names several jobs.
     """
     if word.isascii() and word.isdigit():
         return at.job(_id(word))
+    if (match := _IDS.fullmatch(word)) and match["indices"]:
+        first, *others = _ids(at, word)
+        if others:
+            raise ConfigError(f"found {word}, {len(others) + 1} jobs, expected one, such as {match['first']}_0")
+        return at.job(first)
     if word == LAST:
         jobs = at.jobs("all", user=user(), limit=1).jobs
         if not jobs:
@@ -82,7 +120,7 @@ def find_job(at: Client, word: str) -> JobRecord:
         return jobs[-1]
     found = [job for job in at.jobs("all", user=user()).jobs if job.request.name == word]
     if not found:
-        expected = "a job id, the name of a job, or @ for the last one"
+        expected = "a job id, one job of an array such as 7_0, the name of a job, or @ for the last one"
         raise NotFoundError(f"you have no job {shown(word)}: expected {expected}")
     return found[-1]
 
@@ -182,11 +220,11 @@ def agent_runs() -> bool:
 
 def ensure_agent(at: Client) -> None:
     """Start this user's agent for a controller, if none runs, or the one that does has another number of slots."""
-    from brim.cli.agents import END_S, agent_words, end_process, running_words, slots_of, start_agent
+    from brim.cli.agents import agent_words, end_process, running_words, slots_of, start_agent
 
     lock = agent_folder() / "lock"
     if agent_runs():
         if slots_of(running_words(lock)) == slots_of(agent_words(at)):
             return
-        end_process(lock, "the agent", END_S, is_locked)  # its jobs, if it has any, go on under the next one
+        end_process(lock, "the agent")  # its jobs, if it has any, go on under the next one
     start_agent(at)

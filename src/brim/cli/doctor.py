@@ -176,7 +176,7 @@ def _recovered(reader: Reader) -> str:
 def _left() -> Iterator[Finding]:
     """Processes of attempts that have ended: two looks, since the last ones of an attempt may be about to end."""
     from brim.agent.adoption import outlived
-    from brim.agent.attempt_files import boot_id
+    from brim.agent.boot_clock import boot_id
 
     attempts, boot = agent_folder() / "attempts", boot_id()
     found = set(outlived(attempts, boot))

@@ -169,7 +169,7 @@ def _replayed(
         journal=Journal(),  # the general loop: it is ready at once, and shares its steps with the controller
     )
     found = fidelity(
-        result, gpu_ms_of(runs_of(rows, scene.cluster), len(rows)).astype(np.int64),
+        result, gpu_ms_of(runs_of(rows), len(rows)).astype(np.int64),
         np.array([one.undisturbed and one.job.id in compared for one in rows], dtype=np.bool_),
     )
     return FidelityResult(

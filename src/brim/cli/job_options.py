@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar, get_args
 
 from brim.errors import ConfigError, shown
-from brim.live.requests import GRACE_S_MAX, JOBS_MAX, PRIORITY_MAX, DeviceKind, Ranks, ServiceClass
+from brim.live.requests import (
+    CORES_PER_GPU_MAX,
+    COUNT_MAX,
+    GRACE_S_MAX,
+    JOBS_MAX,
+    PRIORITY_MAX,
+    DeviceKind,
+    Ranks,
+    ServiceClass,
+)
 from brim.units import MS_PER_S, parse_duration_ms, parse_memory_mib, parse_whole
 
 SHORT: Final = {"n": "name", "g": "gpus", "c": "cpus", "t": "time", "p": "priority"}
@@ -161,14 +170,14 @@ def asked(options: Options) -> Asked:
     fields.update(_read(_gpus, "gpus", options.get("gpus", "1"), _GPUS))
     if "cpus" in options:
         fields["cpus_per_gpu"] = _number("cpus", options["cpus"]) / fields["gpus"]
+        if fields["cpus_per_gpu"] > CORES_PER_GPU_MAX:
+            raise _unclear("cpus", options["cpus"], f"at most {CORES_PER_GPU_MAX:,.0f} cores for each GPU")
     if "mem" in options:
-        mem_mib = _read(parse_memory_mib, "mem", options["mem"], "a size such as 24GB or 512MiB")
-        fields["mem_mib_per_gpu"] = math.ceil(mem_mib / fields["gpus"])
+        fields["mem_mib_per_gpu"] = math.ceil(_mem_mib("mem", options["mem"], fields["gpus"]) / fields["gpus"])
     if "gpu-mem" in options:
-        expected = "a size such as 10GB or 512MiB"
-        fields["gpu_mem_mib"] = _read(parse_memory_mib, "gpu-mem", options["gpu-mem"], expected)
+        fields["gpu_mem_mib"] = _mem_mib("gpu-mem", options["gpu-mem"], 1)
         if not fields["gpu_mem_mib"]:
-            raise _unclear("gpu-mem", options["gpu-mem"], expected)
+            raise _unclear("gpu-mem", options["gpu-mem"], "a size such as 24GB, above 0")
     if "gpu-util" in options:
         fields["gpu_util_milli"] = _part_milli("gpu-util", options["gpu-util"])
     if "time" in options:
@@ -320,7 +329,7 @@ def _moment(option: str, text: str) -> int:
             today = time.localtime(now)
             at = time.mktime((*today[:3], *parsed[3:6], 0, 0, -1))
             return int(at if at > now else at + 86_400)
-        return int(time.mktime((*parsed[:6], 0, 0, -1)))
+        return max(1, int(time.mktime((*parsed[:6], 0, 0, -1))))  # before 1970 is long ago, too
     try:
         delay = "0s" if stripped == "now" else stripped.removeprefix("now+")
         if ":" in delay:
@@ -335,7 +344,15 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _duration_ms(option: str, text: str) -> int:
-    return _read(parse_duration_ms, option, text, "a duration such as 90s, 90m, 1h30m, 2d or 02:00:00")
+    return _read(parse_duration_ms, option, text, "a duration such as 90s, 90m, 1h30m, 2d or 02:00:00, up to a century")
+
+
+def _mem_mib(option: str, text: str, gpus: int) -> int:
+    expected = "a size such as 24GB or 512MiB, up to 2,047 TB for each GPU"
+    mem_mib = _read(parse_memory_mib, option, text, expected)
+    if mem_mib > COUNT_MAX * gpus:
+        raise _unclear(option, text, expected)
+    return mem_mib
 
 
 def _read(parse: Callable[[str], _Read], option: str, text: str, expected: str) -> _Read:

@@ -39,11 +39,6 @@ def ranges(ids: Iterable[int]) -> list[str]:
     return [f"{first}-{last}" if last > first else str(first) for first, last in found]
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """A number with its noun: ``1 job``, ``2 jobs``."""
-    return f"{number} {one if number == 1 else many}"
-
-
 def printable(text: str) -> str:
     """A text without what a terminal would obey: control and format characters, and surrogates."""
     if text.isascii() and text.isprintable():

@@ -16,8 +16,8 @@ import typer
 
 from brim.agent.folders import agent_folder, log_folder
 from brim.agent.log_cap import read_log
-from brim.cli.completion import complete_job
-from brim.cli.controller import client, find_job
+from brim.cli.completion import JobArgument
+from brim.cli.controller import FollowedJob, client, find_job
 from brim.cli.job_table import is_removed, printable
 from brim.cli.options import whole
 from brim.cli.retention import KEPT_DAYS
@@ -75,9 +75,7 @@ def without_control(text: str) -> tuple[str, str]:
 
 @app.command(cls=UnconvertedCommand)
 def logs(
-    job: Annotated[
-        str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.", autocompletion=complete_job)
-    ] = "@",
+    job: JobArgument = "@",
     follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     rank: Annotated[str, typer.Option("--rank", metavar="N", help="Which process of a gang.")] = "0",
     tail: Annotated[str | None, typer.Option("--tail", metavar="N", help="Only the last N lines.")] = None,
@@ -112,11 +110,11 @@ def follow(at: Client, job: int, rank: int, places: dict[int, int] | None = None
         rank: Which process of a gang.
         places: Bytes that have been shown already, by attempt.
     """
-    output, seen = Output(), dict(places or {})
+    output, seen, followed = Output(), dict(places or {}), FollowedJob(at, job)
     asked_s, told = -ASK_S, ""
     while True:
         if time.monotonic() - asked_s >= ASK_S:
-            found, asked_s = at.job(job), time.monotonic()
+            found, asked_s = followed.look(), time.monotonic()
         if not found.devices and not found.has_ended and found.reason not in ("", told):
             told = found.reason
             print(f"brim: job {job} waits: {printable(told)}", file=sys.stderr)

@@ -164,7 +164,7 @@ def _end(at: Client, left_now: Callable[[], list[Process]]) -> None:
             _cancel_jobs(at)
         for folder, what in ((agent_folder(), "the agent"), (state_folder() / "controller", "the controller")):
             if is_locked(folder / "lock"):
-                end_process(folder / "lock", what, END_S, is_locked)
+                end_process(folder / "lock", what)
         end_s = time.monotonic() + END_S
         while left_now() and time.monotonic() < end_s:  # zygotes end by themselves
             processes.reap()

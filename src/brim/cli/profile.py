@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from brim.live.profile import Profile
+    from brim.cli.profiling import Profile
 
 _PYTHON = re.compile(r"python[0-9.]*")
 
@@ -58,6 +56,7 @@ def profile(
 ) -> None:
     """Measure a training script on this machine (step times, memory, loader, all-reduce) and write a profile."""
     from brim.errors import ConfigError
+    from brim.gang.processes import ended_by_signals
     from brim.replacing import replacing
     from brim.train.tools.profile.gang import Script, ScriptError
 
@@ -69,14 +68,14 @@ def profile(
     target = out or Path(f"{Path(words[0]).stem}.toml")
     check_outputs({"--out": target}, [word for word in words if Path(word).is_file()])
     _check_torch(python)
-    with _ended_by_signals(), tempfile.TemporaryDirectory(prefix="brim-profile-") as folder:
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="brim-profile-") as folder:
         script = Script(python=python, words=words, folder=Path(folder), timeout_s=timeout)
         try:
             found = _measure(script, sizes, batches)
         except ScriptError as error:
             sys.stderr.write(error.stderr)
             raise typer.Exit(error.exit_code) from None
-    from brim.live.profile import as_toml
+    from brim.cli.profiling import as_toml
 
     text = as_toml(found)
     with replacing(target) as part:
@@ -111,12 +110,10 @@ def _check_torch(python: str) -> None:
 
 
 def _measure(script: Any, sizes: tuple[int, ...] | None, batches: tuple[int, int] | None) -> Profile:
-    from brim.live.profile import Instruments, measure
-    from brim.train.tools.profile.gang import BoxExchange, ScriptSteps, largest_that_fits
+    from brim.cli.profiling import measure
 
-    instruments = Instruments(steps=ScriptSteps, exchange=BoxExchange, largest_that_fits=largest_that_fits)
     with waiting(f"measuring {script.words[0]}"):
-        return measure(instruments, script, sizes, batches)
+        return measure(script, sizes, batches)
 
 
 def _command(words: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -159,22 +156,6 @@ def _ranks(text: str | None) -> tuple[int, ...] | None:
     if not all(re.fullmatch(r"[1-9][0-9]{0,3}", word, re.ASCII) and int(word).bit_count() == 1 for word in words):
         raise ConfigError(f"--ranks: found {shown(text)}, expected powers of two such as 1,2,4")
     return tuple(sorted({1, *map(int, words)}))
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, which ends the ranks and removes the temporary files."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = [signal.signal(number, stop) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 # --- the table

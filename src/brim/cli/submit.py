@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from brim.api.wire import SCHEMA
-from brim.cli.completion import complete_dependency, complete_job
-from brim.cli.controller import client, ensure_agent, find_awaited, find_job
+from brim.cli.completion import JobArgument, complete_dependency
+from brim.cli.controller import FollowedJob, client, ensure_agent, find_awaited, find_job
 from brim.cli.job_options import asked, merged, read_variables, valid_name
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
@@ -223,9 +223,7 @@ def run(
 
 @app.command(cls=UnconvertedCommand)
 def redo(
-    job: Annotated[
-        str, typer.Argument(metavar="[JOB]", help="Job id, name, or @ for the last one.", autocompletion=complete_job)
-    ] = "@",
+    job: JobArgument = "@",
     output: OutputOption = "table", as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Submit a job again as it was, with the environment and working folder that it had."""
@@ -395,8 +393,8 @@ def _in_words(name: str, value: Any) -> str:
 
 def _wait(at: Client, job: int) -> int:
     """Wait until a job has ended; return the exit code for the command line."""
-    told = ""
-    while not (found := at.job(job)).has_ended:
+    told, followed = "", FollowedJob(at, job)
+    while not (found := followed.look()).has_ended:
         if found.state == "held" and found.reason not in ("", told):
             told = found.reason
             print(f"brim: job {job} waits: {printable(told)}", file=sys.stderr)

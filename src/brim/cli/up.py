@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import pwd
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +17,12 @@ import typer
 from brim.agent.folders import agent_folder, check_runtime_folder, runtime_folder, state_folder
 from brim.api.wire import SCHEMA
 from brim.cli.controller import agent_runs, client, controller_folder, ensure_agent, is_locked, joined_file, user
-from brim.cli.job_table import counted, printable, ranges, table
+from brim.cli.job_table import printable, ranges, table
 from brim.cli.options import JsonOption, ObjectiveOption, OutputOption, complete_policy, output_of, whole
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError, shown
 from brim.live.policy_file import policy_digest, policy_path
+from brim.units import counted
 
 if TYPE_CHECKING:
     from brim.api.client import Client
@@ -167,7 +169,7 @@ def _devices(text: str | None) -> list[str]:
     if text is None:
         found = gpu_names()
         if not found:
-            return ["--devices", str(os.cpu_count() or 1)]
+            return ["--devices", str(len(os.sched_getaffinity(0)))]
         return ["--gpus", str(len(found)), "--gpu-type", type_of(found)]
     return ["--devices", str(whole(text, "--devices", 1, DEVICES_MAX))]
 
@@ -221,10 +223,9 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
 
     wait_until(at.is_recovered, at.is_there)  # another `brim up` may have just started it
     status = at.status()["status"]
-    devices = counted(status["devices"], "device", "devices")
+    devices = counted(status["devices"], "device")
     print(f"already up: process {status['pid']}, policy {status['policy']}, {devices}")
-    command = Path(f"/proc/{status['pid']}/cmdline").read_bytes().decode().split("\0")
-    runs = _pairs(command[command.index("brim.api.serve") + 1 : -1])
+    runs = _options_of(status["pid"])
     if changes := _differences(wished, runs, status.get("policy_digest")):
         raise RefusedError(
             f"{'; '.join(changes)}: to change that, `brim down`, then `brim up` with all options that it is to have; "
@@ -233,9 +234,22 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
     ensure_agent(at)
 
 
+def _options_of(pid: int) -> dict[str, str]:
+    """The options of a controller that runs."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return _pairs(command[command.index("brim.api.serve") + 1 : -1])
+
+
+def _up_again(runs: Mapping[str, str]) -> str:
+    """The `brim up` that starts a controller with these options."""
+    found = {option: _named(option, value) for option, value in runs.items() if not option.startswith("--gpu")}
+    given = (word for option, value in found.items() if value and value != DEFAULT_POLICY for word in (option, value))
+    return shlex.join(["brim", "up", *given])
+
+
 def _named(option: str, value: str) -> str:
     """A value as its user would give it: names, not ids, of users."""
-    from brim.live.shown import user_name
+    from brim.agent.users import user_name
 
     return ",".join(user_name(int(uid)) for uid in filter(None, value.split(","))) if option == "--allow" else value
 
@@ -270,7 +284,7 @@ def down(
     ] = False,
 ) -> None:
     """End the controller. Jobs go on under their users' agents, and the next `brim up` takes them over."""
-    from brim.cli.agents import END_S, end_process, holder_of
+    from brim.cli.agents import end_process, holder_of
 
     lock, agent_lock = state_folder() / "controller" / "lock", agent_folder() / "lock"
     if not is_locked(lock):
@@ -285,15 +299,17 @@ def down(
     if stop:
         _stop_jobs(at)
         going_on = [job for job in at.jobs().jobs if job.devices]
-    pid = end_process(lock, "the controller", END_S, is_locked)
+    again = _up_again(_options_of(holder_of(lock)))
+    pid = end_process(lock, "the controller")
     print(f"the controller (process {pid}) has ended")
     if stop and is_locked(agent_lock):
-        print(f"the agent (process {end_process(agent_lock, 'the agent', END_S, is_locked)}) has ended")
+        print(f"the agent (process {end_process(agent_lock, 'the agent')}) has ended")
     elif is_locked(agent_lock):
         print(f"the agent (process {holder_of(agent_lock)}) stays" + ("" if going_on else ", without jobs"))
     for job in going_on:
         whose = "" if job.uid == os.getuid() else f" of {job.user}"
-        print(f"job {job.id}{whose} goes on, on {counted(len(job.devices), 'device', 'devices')}")
+        print(f"job {job.id}{whose} goes on, on {counted(len(job.devices), 'device')}")
+    print(f"next: {again}", file=sys.stderr)
 
 
 def _stop_jobs(at: Client) -> None:
@@ -311,7 +327,7 @@ def _stop_jobs(at: Client) -> None:
             raise BrimError(f"job {left[0].id} has not ended in time, and nothing else was ended: see `brim status`")
         time.sleep(0.1)
     if mine:
-        held = counted(len(mine), "job is", "jobs are")
+        held = f"{counted(len(mine), 'job')} {'is' if len(mine) == 1 else 'are'}"
         ids = " ".join(ranges([job.id for job in mine]))
         print(f"{held} held; after the next `brim up`, `brim release {ids}` lets them start")
 
@@ -333,8 +349,8 @@ def _picture(at: Client) -> str:
     jobs = at.jobs().jobs
     running = sum(bool(job.devices) for job in jobs)
     lines = [
-        f"policy {facts['policy']}, {counted(facts['devices'], 'device', 'devices')}, "
-        f"{counted(running, 'job runs', 'jobs run')}, {len(jobs) - running} wait "
+        f"policy {facts['policy']}, {counted(facts['devices'], 'device')}, "
+        f"{counted(running, 'job')} {'runs' if running == 1 else 'run'}, {len(jobs) - running} wait "
         f"(controller: process {facts['pid']}, brim {facts['version']})"
     ]
     if facts.get("trouble"):
@@ -361,7 +377,7 @@ def join(
 ) -> None:
     """Use the controller of another user from now on; your own name leads back. Without a name, say which it is."""
     from brim.api.client import Client
-    from brim.cli.agents import END_S, agent_words, end_process, start_agent
+    from brim.cli.agents import agent_words, end_process, start_agent
 
     if who is None:
         print(controller_folder())
@@ -390,9 +406,9 @@ def join(
             file.write(f"{owner} {folder}\n")
     lock = agent_folder() / "lock"
     if is_locked(lock):  # it serves another controller; its jobs go on, and the next agent adopts them
-        end_process(lock, "the agent", END_S, is_locked)
+        end_process(lock, "the agent")
     if systemd:
         _write_units(None, agent_words(at))
     else:
         start_agent(at)
-    print(f"joined {folder}: {counted(devices, 'device', 'devices')}", file=sys.stderr if systemd else sys.stdout)
+    print(f"joined {folder}: {counted(devices, 'device')}", file=sys.stderr if systemd else sys.stdout)

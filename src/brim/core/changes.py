@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import internal, njit
+from brim.compiled import in_place, internal, njit
 from brim.core.actions import ACTIONS, WITH_SETTING, Bookings
 from brim.core.arrays import BoolArray, IntArray, frozen
 from brim.core.events import Kind
@@ -55,7 +55,7 @@ def _rules() -> Rules:
 RULES: Final = _rules()
 
 
-@njit
+@in_place
 def needs_beyond(one: IntArray, other: IntArray) -> bool:
     """Whether ranks hold a GPU, more of its share or a loader worker of some node than other ranks hold.
 

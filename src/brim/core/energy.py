@@ -161,7 +161,7 @@ def _sweep(
     return node_j, job_j, unattributed[0], active_ms
 
 
-@internal
+@njit
 def _hold(
     node: int, ms: int, present: IntArray, job_R: IntArray, gpu_R: IntArray, utilisation_J: FloatArray, gpus: int,
     shape: FloatArray, node_j: FloatArray, job_j: FloatArray, unattributed: FloatArray, active_ms: IntArray,

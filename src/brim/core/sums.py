@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from brim.compiled import internal, njit
+from brim.compiled import in_place, internal, njit
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
@@ -83,7 +83,7 @@ def overfull(
     return FINE, 0, 0.0
 
 
-@njit
+@in_place
 def plainly_sound(
     new: IntArray, first: IntArray, gpus: IntArray, least: IntArray, most: IntArray, size_list: IntArray,
     gpu_type: IntArray, node_gpus: IntArray, node_type: IntArray, is_open: BoolArray, withheld: BoolArray,

@@ -6,24 +6,22 @@ their places move others out of the way. Shapes: J jobs, G grants, P plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.arrays import BoolArray, FloatArray, IntArray
+from brim.core.arrays import IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import PlanError
 from brim.policies.place.parts import Consolidate
 from brim.policies.place.renaming import touched
-from brim.policies.sockets import Sizes
+from brim.policies.sockets import Sizes, Worth
 
 
 def gated(
-    snapshot: Snapshot, order: IntArray, sizes: Sizes, placed: Grants,
-    worth: Callable[[IntArray, BoolArray], FloatArray],
+    snapshot: Snapshot, order: IntArray, sizes: Sizes, placed: Grants, worth: Worth,
 ) -> tuple[Sizes, Grants]:
     """Return sizes and grants as decided if they are worth more than those that leave running jobs alone.
 
@@ -34,7 +32,7 @@ def gated(
         order: Who is served first (J,).
         sizes: Sizes decided.
         placed: Grants decided.
-        worth: What plans are worth (P,), of the GPUs of each job (P, J) and of whether it starts or restarts (P, J).
+        worth: What plans are worth.
 
     Raises:
         PlanError: ``worth`` does not return a number for each plan.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -40,7 +39,7 @@ from brim.engine.rows import reasons
 from brim.errors import PlanError
 from brim.policies.fill.victims import spared
 from brim.policies.place.renaming import renamed
-from brim.policies.sockets import Policy, Sizes, WholePlan
+from brim.policies.sockets import Policy, Sizes, WholePlan, Worth
 from brim.policies.source_lines import own_lines
 
 
@@ -188,8 +187,13 @@ def _regular(
     with asking(policy, "order", sees["order"]) as seen:
         order = own_column(policy.order(seen, beliefs_for("order")), size)  # 1 which job first
         check_permutation(order, size)
+    worth: Worth | None = None
     with asking(policy, "size", sees["size"]) as seen:
-        sizes = own_sizes(policy.size(seen, beliefs_for("size"), order), size)  # 2 how many GPUs, which batch
+        if policy.declares("size", "with_worth"):
+            decided, worth = cast("WholePlan", policy.size).with_worth(seen, beliefs_for("size"), order)
+        else:
+            decided = policy.size(seen, beliefs_for("size"), order)
+        sizes = own_sizes(decided, size)  # 2 how many GPUs, which batch
         check_sizes(sizes, snapshot.jobs)
     with asking(policy, "place", sees["place"]) as seen:
         placed = own_grants(policy.place(seen, beliefs_for("place"), order, replaced(sizes)), size)  # 3 which GPUs
@@ -197,10 +201,9 @@ def _regular(
         if not policy.shares_gpus:
             check_shares(placed, snapshot.jobs)
         check_sizes_kept(placed, sizes, snapshot.jobs)
-    if policy.declares("size", "worth"):
+    if worth is not None:
         placed = renamed(snapshot, placed)
-        with asking(policy, "size", sees["size"]) as seen:
-            worth = partial(cast("WholePlan", policy.size).worth, seen, beliefs_for("size"))
+        with asking(policy, "size", sees["size"]):
             sizes, placed = gated(snapshot, order, sizes, placed, worth)
     loaders: IntArray = np.zeros(size, dtype=np.int64)
     if hides.any:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from brim.compiled import internal, njit
+from brim.compiled import in_place, internal, njit
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.lifecycle import Phase
 from brim.core.reasons import SHARES, Why
@@ -41,7 +41,7 @@ def is_permutation(order: IntArray) -> bool:
     return True
 
 
-@njit
+@in_place
 def plainly_allowed(gpus: IntArray, asked: IntArray, least: IntArray, most: IntArray, size_list: IntArray) -> bool:
     """Whether each job gets nothing, what it asked for, or, if it has no list of sizes, a number between its limits."""
     for j in range(len(gpus)):

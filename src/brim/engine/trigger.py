@@ -19,7 +19,7 @@ LIVE_GAP_JOB_US: Final = 100
 of CPU time with few jobs and 12 to 20 ms with 10,000, so it is 10 ms and 1 s: at most a fifth of one core."""
 FIRST_LOOK_MS: Final = MS_PER_S
 """Shortest time after which a trigger that backs off causes another round: as the shortest gap that is noted. Ours."""
-_JOBS_OF_NONE: Final = 100
+JOBS_OF_NONE: Final = 100
 """Even without waiting jobs the shortest time is that of so many: 10 ms on a live cluster."""
 
 
@@ -59,7 +59,7 @@ class Trigger:
         """Shortest time between two rounds while so many jobs wait, None if it is not to depend on that."""
         if waiting is None or not self.gap_job_us:
             return self.gap_ms
-        return min(self.gap_ms, (_JOBS_OF_NONE + waiting) * self.gap_job_us // US_PER_MS)
+        return min(self.gap_ms, (JOBS_OF_NONE + waiting) * self.gap_job_us // US_PER_MS)
 
     def _period_ms(self) -> int:
         """Longest time between the last round and the next."""

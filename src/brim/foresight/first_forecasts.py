@@ -92,10 +92,14 @@ class FirstForecasts:
 
     async def _forecast(self, jobs: Sequence[int]) -> float:
         """Forecast these jobs, and return the CPU time that it took in seconds."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "brim.foresight.first_forecasts", *self._words, str(self._service.now_ms()),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "brim.foresight.first_forecasts", *self._words, str(self._service.now_ms()),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:  # no process can be started at present
+            sys.stderr.write(f"brim controller: no forecasts: {error}\n")
+            return float(CPU_S_MAX)
         try:
             said, _ = await process.communicate(json.dumps(jobs).encode())
         except BaseException:
@@ -116,6 +120,8 @@ class FirstForecasts:
 def main(arguments: Sequence[str]) -> int:
     """Forecast the jobs named on standard input, and print when they are expected to start; return the exit code."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of a controller that was killed meanwhile, nobody reads the answer
+    answer = open(os.dup(sys.stdout.fileno()), "w")  # noqa: SIM115 - until this process ends
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a user's policy prints is no answer
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S_MAX, CPU_S_MAX))
     from brim.core.cluster import parse_cluster  # noqa: PLC0415 - the engine: not before the priority is low
@@ -134,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
         assert setting is not None  # a controller has decided under it
         controller = Controller(
             parse_cluster(setting.cluster), find_policy(policy), believed(predictability), gap_ms=setting.gap_ms,
-            user_gpus=int(user_gpus),
+            gap_job_us=setting.gap_job_us, user_gpus=int(user_gpus),
         )
         controller.recover(found.snapshot, found.lines, found.jobs, found.attempts, int(now_ms))
         situation = situation_of(controller, int(now_ms))
@@ -145,7 +151,8 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     finally:
         reader.close()
-    json.dump({"starts_ms": starts, "policy": named, "cpu_s": time.process_time()}, sys.stdout)
+    with answer:
+        json.dump({"starts_ms": starts, "policy": named, "cpu_s": time.process_time()}, answer)
     return 0
 
 

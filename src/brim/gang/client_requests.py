@@ -94,7 +94,7 @@ def status(gang: GangController) -> dict[str, Any]:
         "saved": None if gang.saved is None else gang.saved.step,
         "members": list(gang.membership.members), "sizes": sorted(gang.membership.sizes),
         "ranks": [
-            {"id": rank.id, "slot": rank.slot, "device": rank.device, "pid": rank.pid,
+            {"id": rank.id, "slot": rank.slot, "device": rank.device, "pid": rank.pid or None,
              "start_method": rank.start_method, "cleaning": rank.cleanup_since_s is not None,
              "state": states.get(rank.id, ""), "connected": rank.connected, "exit_code": rank.exit_code,
              "alive": rank.alive, **rank.report}

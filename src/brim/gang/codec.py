@@ -79,9 +79,9 @@ class Codec(Generic[M]):
             ProtocolError: the line is not a valid message; the text says what was found and what was expected.
         """
         try:
-            plain = json.loads(line)
+            plain = json.loads(line, parse_constant=_finite, parse_float=_finite)
         except (ValueError, RecursionError):
-            raise ProtocolError(f"found {_shown(line)}, expected one JSON object per line") from None
+            raise ProtocolError(f"found {_shown(line)}, expected one JSON object of finite numbers per line") from None
         if not isinstance(plain, dict):
             raise ProtocolError(f"found {_shown(line)}, expected a JSON object")
         if plain.get("v") != VERSION or isinstance(plain["v"], bool):
@@ -159,6 +159,12 @@ def _checked(hint: Any, value: Any) -> Any:
     if type(value) in options or (type(value) is dict and dict[str, Any] in (*options, hint)):
         return value
     raise TypeError
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
 
 
 def _shown(value: object) -> str:

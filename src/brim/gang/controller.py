@@ -196,7 +196,7 @@ class GangController:
         for rank in self.ranks.values():
             if rank.alive:
                 rank.stop_requested = True
-                self.send(rank.id, Prepare(command, term_after_s, 0))
+                self.send(rank.id, Prepare(command, term_after_s))
                 rank.schedule_signals(self.clock(), term_after_s if rank.connected else 0.0, kill_after_s)
 
     def resize(self, size: int, devices: tuple[str, ...]) -> str:

@@ -45,13 +45,24 @@ def rank_environment(
     shared: Mapping[str, str], rank: int, slot: int, size: int, port: int, devices: Sequence[str], error_file: str
 ) -> dict[str, str]:
     """Return the environment of one rank. Its place in the group is its slot until it joins one."""
-    return own_environment(shared, rank, devices, error_file) | {
+    return own_environment(shared, rank, devices, error_file) | _of_torchrun(shared[GANG_VARIABLE], slot, size, port)
+
+
+def _of_torchrun(gang: str, slot: int, size: int, port: int) -> dict[str, str]:
+    return {
         "RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
         "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": str(slot), "ROLE_WORLD_SIZE": str(size),
         "ROLE_NAME": "default", "MASTER_ADDR": HOST, "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": shared[GANG_VARIABLE], "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": gang, "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
     }  # fmt: skip
+
+
+def without_rank(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what says which rank of a gang it is, for a job that a rank submits."""
+    is_rank = GANG_VARIABLE in env and env.get("TORCHELASTIC_RUN_ID") == env[GANG_VARIABLE]
+    names = _of_torchrun("", 0, 1, 0) if is_rank else ()
+    return {name: value for name, value in env.items() if name not in names}
 
 
 def reserve_port() -> socket.socket:

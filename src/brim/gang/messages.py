@@ -33,8 +33,9 @@ GANG_VARIABLE: Final = "BRIM_GANG"
 """Environment: the gang's id, in every process of the gang."""
 LOADER_WORKERS_VARIABLE: Final = "BRIM_LOADER_WORKERS"
 """Environment: most processes that ``workers="auto"`` may start on a rank."""
-RESUMABLE: Final = frozenset({75, 85, 99})
-"""Exit codes that ask for a resume after an announced stop: EX_TEMPFAIL, and two that training scripts use on Slurm."""
+RESUME_CODES: Final = (75, 85, 99)
+"""Exit codes that ask to be resumed: sysexits' EX_TEMPFAIL, HTCondor's default for self-checkpointing, and SGE's
+reschedule."""
 PREEMPTED: Final = 75
 """Exit code of a job that was stopped on request before its end."""
 MEASURED_EVERY_S: Final = 10.0
@@ -69,11 +70,10 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Supervisor to rank: save the state and leave within ``deadline_s``. ``new_size`` 0: all ranks leave."""
+    """Supervisor to rank: save the state and leave within ``deadline_s``; all ranks do."""
 
     command: int
     deadline_s: float
-    new_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

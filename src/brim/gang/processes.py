@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,6 +71,28 @@ def end_by_signal(number: int) -> None:
     """End this process by a signal, as one ends that has no handler of it."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let signals interrupt a command, which ends its ranks and removes its files, and end it after that."""
+    caught: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        caught.append(number)
+        if len(caught) == 1:  # a second one does not interrupt this
+            raise KeyboardInterrupt
+
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in ending if signal.getsignal(number) != signal.SIG_IGN]
+    before = [signal.signal(number, stop) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        if caught:
+            end_by_signal(caught[0])
 
 
 def find_process(pid: int) -> Process | None:

@@ -50,7 +50,7 @@ def accept_hello(gang: GangController, hello: Hello, peer_pid: int) -> str:
     gang.repeat_tunes(rank.id)
     if gang.announced and rank.signals:
         left_s = max(0.0, rank.signals[0][0] - gang.clock())
-        gang.send(rank.id, Prepare(gang.membership.command, left_s, 0))
+        gang.send(rank.id, Prepare(gang.membership.command, left_s))
     elif gang.stopping:
         gang.send(rank.id, Stop(gang.membership.command))
     return ""

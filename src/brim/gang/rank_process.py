@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from brim.gang.messages import RESUMABLE, Finished, GroupBroken, Waiting
+from brim.gang.messages import RESUME_CODES, Finished, GroupBroken, Waiting
 
 TERMINATED_CODES: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
 """Exit codes of a command without signal handlers that was terminated; the second pair comes from shells."""
@@ -108,7 +108,7 @@ class RankProcess:
 
     def exit_is_expected(self) -> bool:
         """Whether its exit code is one of those of a rank that was asked to exit."""
-        return self.exit_code == 0 or self.exit_code in RESUMABLE or self.exit_code in TERMINATED_CODES
+        return self.exit_code == 0 or self.exit_code in RESUME_CODES or self.exit_code in TERMINATED_CODES
 
 
 def free_slot(ranks: Iterable[RankProcess], leaving: Collection[int], size: int) -> int:

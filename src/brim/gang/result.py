@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from brim.gang.launch_config import FAILURE_REPORT_S
-from brim.gang.messages import PREEMPTED, RESUMABLE, Saved
+from brim.gang.messages import PREEMPTED, RESUME_CODES, Saved
 from brim.gang.rank_process import TERMINATED_CODES, RankProcess
 
 
@@ -52,7 +52,7 @@ def failure(first: RankProcess | None, reason: str) -> GangResult:
     """Return the result of a failed gang: the exit code of the rank that failed first, or 1 if that says resumable."""
     detail = f"rank {first.id} failed first: {_describe_failure(first)}" if first and first.pid else reason
     code = 1 if first is None or first.exit_code is None or first.failed_s is not None else first.exit_code
-    code = 1 if code in RESUMABLE else code
+    code = 1 if code in RESUME_CODES else code
     unseen = first is not None and first.pid != 0 and first.exit_code is None and first.failed_s is None
     cause = None if first is None else first.exit_code
     return GangResult("failed", code if code > 0 else 128 - code, detail, cause, unseen)
@@ -80,7 +80,8 @@ def _describe_failure(rank: RankProcess) -> str:
     """Describe the failure; a signal that ended a rank while it handled its exception is not named."""
     if rank.failed_s is not None and rank.exit_code in TERMINATED_CODES:
         return "by an exception"
-    return describe_exit(rank.exit_code) + (", though it was not asked to stop" if rank.exit_code in RESUMABLE else "")
+    unasked = ", though it was not asked to stop" if rank.exit_code in RESUME_CODES else ""
+    return describe_exit(rank.exit_code) + unasked
 
 
 def describe_exit(code: int | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import threading
 import time
@@ -135,4 +136,7 @@ class StderrForwarder:
     def _write_bytes(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the reader of our stderr is gone
             while data:
-                data = data[os.write(self._to_fd, data) :]
+                try:
+                    data = data[os.write(self._to_fd, data) :]
+                except BlockingIOError:  # a full pipe that another process of the user's has made non-blocking
+                    select.select([], [self._to_fd], [])

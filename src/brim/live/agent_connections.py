@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from brim.agent.attempt_files import boot_time_ms
+from brim.agent.boot_clock import boot_time_ms
 from brim.agent.protocol import (
     FOREIGN,
     NONE,
@@ -26,10 +26,10 @@ from brim.agent.protocol import (
     REPORTS,
     VERSION,
     AgentHello,
+    AgentReport,
     AttemptProgress,
     AttemptSeen,
     DeviceSeen,
-    Report,
     Synced,
 )
 from brim.gang.codec import ProtocolError
@@ -178,7 +178,7 @@ class AgentConnections:
         now_ms = boot_time_ms()
         return 0 if told_ms == NONE or not self._reads_ms else max(0, now_ms - max(told_ms, self._reads_ms[0]))
 
-    def _input(self, uid: int, report: Report) -> Input:
+    def _input(self, uid: int, report: AgentReport) -> Input:
         now_ms = self._now_ms()
         match report:
             case AttemptSeen():

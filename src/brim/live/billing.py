@@ -15,7 +15,7 @@ from brim.core.power import PowerCurve
 from brim.core.prices import Prices, tier_of
 from brim.core.replay import Runs
 from brim.core.trace import NONE
-from brim.live.ends import RESUME_CODES
+from brim.gang.messages import RESUME_CODES
 from brim.live.recording import Holding, RecordedAttempt, RecordedJob
 from brim.reports.bill import Amounts, Bill, BilledJob, Taken
 from brim.units import MS_PER_H, MS_PER_S, S_PER_H, WHOLE_GPU, counted
@@ -34,7 +34,7 @@ def bill_of(
         prices: Prices; without them no money is billed.
         curves: Power of a node for each GPU type of the cluster; without them no energy is billed.
     """
-    runs = runs_of(jobs, cluster)
+    runs = runs_of(jobs)
     energy = meter(runs, cluster, _utilisation(jobs), until_ms, curves) if curves else None
     held_ms = gpu_ms_of(runs, len(jobs))
     idle_kwh = None if energy is None else energy.unattributed_j / J_PER_KWH
@@ -50,7 +50,7 @@ def bill_of(
     )
 
 
-def runs_of(jobs: Sequence[RecordedJob], cluster: Cluster) -> Runs:
+def runs_of(jobs: Sequence[RecordedJob]) -> Runs:
     """Return which job (its row) held which GPUs, and when."""
     rows = [
         (row, one) for row, job in enumerate(jobs) for attempt in job.attempts for one in attempt.holdings

@@ -45,7 +45,7 @@ class Books:
         arrays: Jobs that have not ended, by array.
         now_ms: Cluster time of what is being handled.
         dirty: Jobs about which something has changed, and whose orders have not been looked at since.
-        gated: Jobs whose newest setting waits for others to leave its devices, or for its agent.
+        gated: Jobs whose start or resize waits for others to leave devices or cores, or for an agent that is away.
         users: Jobs that have not ended, by user.
         arrays_changed: Arrays with a limit of which a job has changed; see ``limits.py``.
         users_changed: The same of users.

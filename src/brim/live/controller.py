@@ -539,7 +539,11 @@ class Controller:
         return self.books.now_ms if attempt.begin_ms == NONE and seen.state == RUNNING else attempt.begin_ms
 
     def _end_ms(self, attempt: AttemptRecord, given: Saw) -> int:
-        """When its processes were gone: when that was told, or while its agent was away; never before what is known."""
+        """When its processes were gone.
+
+        With a connected agent: when it told so. After an absence: when it says, if it knows, but not before the
+        absence began. Never before the attempt was decided, began or was asked to stop.
+        """
         seen, told_ms = given.seen, self.books.now_ms - given.unread_ms
         earliest_ms = max(attempt.decided_ms, attempt.begin_ms, attempt.start_ms, attempt.stop_ms)
         if self.agents.is_synced(attempt.uid) or seen.ended_ms_ago == NONE:

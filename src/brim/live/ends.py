@@ -13,13 +13,11 @@ from typing import Final
 
 from brim.agent.protocol import BLAME_JOB, BLAME_NEIGHBOUR, BLAME_NODE, FAILED, FINISHED, LOST, STOPPED, UNUSABLE
 from brim.core.events import Kind
+from brim.gang.messages import RESUME_CODES
 from brim.live.records import AttemptRecord, JobRecord, JobStatus
 from brim.live.requests import NONE, ON_CPU
 from brim.units import MS_PER_S
 
-RESUME_CODES: Final = (75, 85, 99)
-"""Exit codes that ask for another attempt: sysexits' EX_TEMPFAIL, HTCondor's default for self-checkpointing, and SGE's
-reschedule."""
 CRASH_MS: Final = 10 * MS_PER_S
 """A job of an array that fails sooner than this after its start holds the rest of the array. Ours."""
 UNSEEN_MAX: Final = 3

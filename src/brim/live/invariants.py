@@ -42,13 +42,6 @@ def check_conservation(accepted: Iterable[int], jobs: Mapping[int, JobRecord]) -
             raise InvariantError(f"job {job.id} has ended with holds {job.holds} and devices {job.devices}")
 
 
-def check_terminal(before: Mapping[int, JobRecord], after: Mapping[int, JobRecord]) -> None:
-    """I3, I28: what is stored of a job that has ended never changes."""
-    for job, record in before.items():
-        if record.has_ended and after.get(job) != record:
-            raise InvariantError(f"job {job} had ended as {record.state}, and was changed to {after.get(job)}")
-
-
 def check_fences(attempts: Iterable[AttemptRecord]) -> None:
     """I4: of the attempts of a job, only the newest has not ended."""
     newest: dict[int, AttemptRecord] = {}

@@ -27,7 +27,7 @@ def machine_controller(devices: str, policy: str, user_gpus: int = NONE, predict
         RefusedError: the policy needs true run times.
     """
     memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    cluster = parse_cluster(f"1x{devices}:cpus={os.cpu_count() or 1},mem={memory_mib}MB")
+    cluster = parse_cluster(f"1x{devices}:cpus={len(os.sched_getaffinity(0))},mem={memory_mib}MB")
     return Controller(
         cluster, find_policy(policy), believed(predictability), gap_job_us=LIVE_GAP_JOB_US, user_gpus=user_gpus
     )

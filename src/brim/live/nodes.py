@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from brim.agent.protocol import Order, Report, ResizeAttempt, StartAttempt, StopAttempt, TuneAttempt
+from brim.agent.protocol import AgentOrder, AgentReport, ResizeAttempt, StartAttempt, StopAttempt, TuneAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Dispatch:
     """An order, and the user whose agent is to obey it."""
 
     uid: int
-    order: Order
+    order: AgentOrder
 
 
 class NodeExecutor(Protocol):
@@ -56,6 +56,6 @@ class NodeExecutor(Protocol):
         """The end of an attempt is known: it need not be told again."""
         ...
 
-    def observe(self, timeout_s: float) -> Sequence[Report]:
+    def observe(self, timeout_s: float) -> Sequence[AgentReport]:
         """Wait until there is news, at most this long, and return it in order."""
         ...

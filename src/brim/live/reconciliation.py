@@ -15,8 +15,8 @@ import numpy as np
 from brim.agent.protocol import (
     ENDED,
     STOPPING,
+    AgentOrder,
     AttemptSeen,
-    Order,
     ResizeAttempt,
     StartAttempt,
     StopAttempt,
@@ -46,7 +46,7 @@ class Reconciler:
 
     Attributes:
         orders: Orders since they were last taken.
-        targets: By job, the devices of the newest order about its attempt.
+        targets: By job, the devices that orders about its attempt name: those of its newest setting that need not wait.
         analysed: Jobs whose steps are timed before they start. It is lost with this process: a job whose start was
             decided, and not ordered, starts without.
         overdue: Jobs that have not left devices within their grace, and get no more.
@@ -140,7 +140,7 @@ class Reconciler:
         setting = self._books.scheduler.state.setting(job)
         return setting is not None and device in devices_of(setting)
 
-    def _missing(self, attempt: AttemptRecord, seen: AttemptSeen | None) -> Order | None:
+    def _missing(self, attempt: AttemptRecord, seen: AttemptSeen | None) -> AgentOrder | None:
         """The order that is still to be obeyed, None if there is none."""
         job, target = self._books.jobs[attempt.job], self.targets.get(attempt.job)
         request = job.request
@@ -170,7 +170,7 @@ class Reconciler:
             batch=attempt.batch, loader_workers=attempt.loader_workers,
         )
 
-    def order(self, uid: int, order: Order) -> None:
+    def order(self, uid: int, order: AgentOrder) -> None:
         """Give an order to the agent of a user."""
         self.orders.append(Dispatch(uid, order))
 

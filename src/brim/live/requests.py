@@ -32,6 +32,8 @@ SIZES_MAX: Final = 1_000
 """Most sizes that a job names, ours: 12 kB of JSON. A range without gaps needs none."""
 COUNT_MAX: Final = (1 << 31) - 1
 """Largest count (GPUs, samples, MiB, attempts), ours: more than any machine has, and exact in every JSON reader."""
+CORES_PER_GPU_MAX: Final = 1e6
+"""Most cores for each GPU, ours: more than any machine has."""
 ID_MAX: Final = (1 << 53) - 1
 """Largest job id: integers are exact to here in every JSON reader."""
 LOSS_MAX: Final = 1e9
@@ -318,7 +320,7 @@ _EXPECTED: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "devices": ("'gpu', 'cpu' or both, each once", lambda value: 0 < len(value) == len({*value} & {"gpu", "cpu"})),
     "ranks": _one_of("one", "per-gpu"),
     "gpu_type": _text("at most 64 letters, digits, spaces, '.', '_' or '-'", _GPU_TYPE),
-    "cpus_per_gpu": _number(1e6),
+    "cpus_per_gpu": _number(CORES_PER_GPU_MAX),
     "mem_mib_per_gpu": _whole(0, COUNT_MAX),
     "gpu_mem_mib": _whole(1, COUNT_MAX, optional=True),
     "gpu_util_milli": _whole(1, 1000, optional=True),

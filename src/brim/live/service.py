@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from brim import __version__
+from brim.agent.users import user_name
 from brim.errors import BrimError, NotFoundError, RefusedError
 from brim.live.agent_connections import AgentConnections
 from brim.live.engine_thread import EngineThread, Facts, Published
 from brim.live.inputs import JobInput, Submit
 from brim.live.records import AttemptRecord, JobRecord, TokenRecord
 from brim.live.requests import NONE, JobRequest
-from brim.live.shown import devices_shown, kept_devices, user_name
+from brim.live.shown import devices_shown, kept_devices
 from brim.live.store.errors import NotAcceptedError
-from brim.live.store.reading import JobFilter, Recovered
+from brim.live.store.reading import Recovered
 from brim.live.store.store import Store
 from brim.live.store.transactions import JobCommand, Submission, Verb
 from brim.live.texts import text
@@ -74,6 +75,7 @@ class ClusterService:
         self._last_round: RoundResult | None = None
         self._watchers: set[asyncio.Queue[JobRecord | None]] = set()
         self._handled: dict[int, asyncio.Future[None]] = {}
+        self._handled_to = 0
         self._rounds = 0
         self._failure: asyncio.Future[None] | None = None
         self._facts: asyncio.Future[Facts] | None = None
@@ -87,7 +89,7 @@ class ClusterService:
         self._loop = asyncio.get_running_loop()
         self._failure, self._facts = self._loop.create_future(), self._loop.create_future()
         found = await asyncio.to_thread(self._store.load)
-        for job in reversed(self._store.reads.jobs(JobFilter(), ENDED_KEPT)):
+        for job in reversed(self._store.reads.newest_jobs(ENDED_KEPT)):
             self._note_job(job)
         for job in found.jobs:
             self._note_job(job)
@@ -118,8 +120,8 @@ class ClusterService:
         self.engine.stop()
         await asyncio.to_thread(self._store.close)  # a commit that waits for room does not wait any longer
         await asyncio.to_thread(self.engine.join)
-        for queue in self._watchers:
-            queue.put_nowait(None)
+        for queue in tuple(self._watchers):
+            self._end(queue)
 
     async def wait(self) -> None:
         """Wait until the service cannot go on, and raise why."""
@@ -204,6 +206,8 @@ class ClusterService:
         """Accept a command, and wait until the controller has handled it, which it does as a whole."""
         accepted = await asyncio.wrap_future(self._store.accept(item))
         inbox = accepted.inputs[-1].inbox
+        if inbox <= self._handled_to:
+            return
         done = self._handled.setdefault(inbox, asyncio.get_running_loop().create_future())
         try:
             await asyncio.wait_for(asyncio.shield(done), COMMAND_S + COMMAND_JOB_S * len(item.jobs))
@@ -266,7 +270,8 @@ class ClusterService:
             self._changed(job)
         self._rounds += published.last_round is not self._last_round
         self._last_round = published.last_round
-        for inbox in step.changes.inbox_done:
+        for inbox in step.changes.inbox_done:  # they come in the order of their numbers
+            self._handled_to = inbox
             done = self._handled.get(inbox)
             if done is not None and not done.done():
                 done.set_result(None)
@@ -274,12 +279,16 @@ class ClusterService:
     def _changed(self, job: JobRecord) -> None:
         self._note_job(job)
         for queue in tuple(self._watchers):
-            try:
+            if queue.full():  # a slow reader is ended, and holds up nobody
+                self._end(queue)
+            else:
                 queue.put_nowait(job)
-            except asyncio.QueueFull:  # a slow reader is ended, and holds up nobody
-                self._watchers.discard(queue)
-                queue.get_nowait()
-                queue.put_nowait(None)
+
+    def _end(self, watcher: asyncio.Queue[JobRecord | None]) -> None:
+        self._watchers.discard(watcher)
+        if watcher.full():
+            watcher.get_nowait()
+        watcher.put_nowait(None)
 
     def _note_job(self, job: JobRecord) -> None:
         before = self._jobs.get(job.id)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from brim.agent.protocol import OPEN, QUARANTINED, DeviceSeen
+from brim.agent.users import user_name
 from brim.live.records import AttemptRecord
 from brim.live.texts import text
 from brim.live.vacancy import Vacancy, vacancy_of
@@ -59,11 +59,3 @@ def kept_devices(orphans: Iterable[AttemptRecord], booted_ms: int) -> dict[int, 
         shown = {"detail": detail} if vacancy == "alive" else {"detail": detail, "state": QUARANTINED}
         kept |= dict.fromkeys(attempt.own_devices, shown)
     return kept
-
-
-def user_name(uid: int) -> str:
-    """Name of a user; the number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -19,6 +19,7 @@ docs/decisions/0007 says how elastic sizes, shared GPUs, revocable grants and CP
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar, Final, Protocol
@@ -33,7 +34,8 @@ from brim.errors import ConfigError, one_line
 SOCKETS: Final = ("order", "size", "place", "feed", "fill")
 _DECLARATIONS: Final = (
     "asks_run_times", "resizes_running", "moves_running", "tunes_running", "counts_cores", "acts_when_idle",
-    "settled", "asks_exchange", "asks_loading", "remember", "takes_padding", "worth", "shares_gpus", "places_on_cpu",
+    "settled", "asks_exchange", "asks_loading", "remember", "takes_padding", "with_worth", "shares_gpus",
+    "places_on_cpu",
 )
 WAKES: Final = frozenset({
     Kind.FINISHED, Kind.GAVE_UP, Kind.FAILED, Kind.STOPPED, Kind.EVICTED, Kind.NODE_UP, Kind.GPU_OPENED,
@@ -82,7 +84,7 @@ class Order(Protocol):
 class Size(Protocol):
     """Decides how many GPUs each job should have. ``resizes_running`` says whether it may change running jobs.
 
-    A part with ``worth`` is also asked about the whole plan (``WholePlan``).
+    A part with ``with_worth`` is also asked about the whole plan (``WholePlan``).
     """
 
     resizes_running: ClassVar[bool]
@@ -92,6 +94,11 @@ class Size(Protocol):
         ...
 
 
+Worth = Callable[[IntArray, BoolArray], FloatArray]
+"""The worth of P plans, in one unit of the part's choice (P,), of the GPUs of each job (P, J) and of whether it starts
+or restarts (P, J)."""
+
+
 class WholePlan(Size, Protocol):
     """A size part that also says what a plan is worth, all restarts counted: those of jobs that places move, too.
 
@@ -99,15 +106,8 @@ class WholePlan(Size, Protocol):
     (``brim.engine.gate``). Nodes that are equal are exchanged first, so that fewer jobs move.
     """
 
-    def worth(self, snapshot: Snapshot, beliefs: Beliefs, gpus: IntArray, restarts: BoolArray) -> FloatArray:
-        """Return the worth of P plans, in one unit of the part's choice, shape (P,).
-
-        Args:
-            snapshot: The snapshot.
-            beliefs: What is believed.
-            gpus: GPUs of each job, shape (P, J).
-            restarts: Whether the job starts or restarts, shape (P, J).
-        """
+    def with_worth(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> tuple[Sizes, Worth]:
+        """Return the sizes of all jobs, and what says how much plans are worth. Asked instead of ``__call__``."""
         ...
 
 

@@ -19,8 +19,8 @@ from brim.agent.protocol import (
     RUNNING,
     STOPPED,
     UNUSABLE,
+    AgentReport,
     AttemptSeen,
-    Report,
     StartAttempt,
     StopAttempt,
     Synced,
@@ -59,7 +59,7 @@ class _Trial:
     def __init__(self, make: Callable[[], NodeExecutor], sign: Sign, folder: Path) -> None:
         self.make, self.sign, self.folder = make, sign, folder
         self.executor = make()
-        self.seen: list[Report] = []
+        self.seen: list[AgentReport] = []
         self.jobs = 0
         self.take_over()
 

@@ -393,6 +393,8 @@ def _split(lines: _Lines, kept: list[str], report: ReadReport) -> pl.DataFrame:
         if not lines.quoted and lines.body.count(lines.separator.encode()) == separators:
             return frame.with_columns(_line_numbers(range(lines.first, lines.first + frame.height)))
     sound = _sound_rows(lines, report)
+    if not sound:
+        report.check_unusable(0)
     if frame is None or len(sound) < frame.height:
         try:
             frame = _parsed(lines, b"\n".join(row for _, row in sound) + b"\n", kept)

@@ -61,14 +61,14 @@ def function(value: Any, name: str, expected: str) -> Any:
 
 
 def folder(value: Any, name: str) -> str:
-    """Return the path of a folder.
+    """Return the path of a folder, which stays the same whatever folder the script changes to.
 
     Raises:
         ConfigError: it is no path, or an empty one.
     """
     if not isinstance(value, str | os.PathLike) or not value:
         raise ConfigError(f"{name}={reprlib.repr(value)}: expected the path of a folder, or None")
-    return os.fspath(value)
+    return os.path.abspath(os.fspath(value))
 
 
 def bounds(value: Any, name: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from brim.errors import UserError
-from brim.gang.processes import terminate_launcher
+from brim.gang.processes import ended_by_signals, terminate_launcher
 from brim.units import counted
 
 STEPS: Final = 20
@@ -277,7 +277,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise UserError(f"--timeout: found {options.timeout:g}, expected more than 0 seconds")
         if not os.path.isfile(options.script):
             raise UserError(f"{options.script}: no such file")
-        with tempfile.TemporaryDirectory(prefix="brim-check-") as folder:
+        with ended_by_signals(), tempfile.TemporaryDirectory(prefix="brim-check-") as folder:
             script = CheckedScript(
                 (options.script, *options.args), Path(folder), options.timeout, options.zygote, options.show
             )

@@ -121,7 +121,7 @@ class Coordinator:
         match command:
             case ResizeGroup() if command.generation > member.generation:
                 self._enter(command)
-            case Prepare(new_size=0):
+            case Prepare():
                 self._leave(PREEMPTED, command.command)
             case Stop():
                 self._leave(0, command.command)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from brim.errors import ConfigError
+from brim.gang.environment import DEVICES_VARIABLE
+from brim.units import counted
 
 _cuda: Any = torch.cuda
 
@@ -53,6 +55,14 @@ def choose_device(wanted: str | torch.device | None) -> torch.device:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     return device
+
+
+def unused_devices() -> str:
+    """Return a sentence if this job of brim has more devices than ranks, which is seldom meant; else nothing."""
+    devices, ranks = len(os.environ.get(DEVICES_VARIABLE, "").split(",")), int(os.environ.get("WORLD_SIZE", "1"))
+    if devices <= ranks:
+        return ""
+    return f"this job has {devices} devices and {counted(ranks, 'rank')}; `--ranks per-gpu` starts a rank for each"
 
 
 def fix_threads() -> None:

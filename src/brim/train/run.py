@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from brim.errors import ConfigError, UserError
@@ -28,7 +29,14 @@ from brim.train.checkpoint.saving import Checkpoints
 from brim.train.coordinator import Coordinator
 from brim.train.data.batches import Batches
 from brim.train.data.options import check_options
-from brim.train.environment import choose_device, fix_shapes, fix_threads, refuse_tasks_of_slurm, seed_everything
+from brim.train.environment import (
+    choose_device,
+    fix_shapes,
+    fix_threads,
+    refuse_tasks_of_slurm,
+    seed_everything,
+    unused_devices,
+)
 from brim.train.gradients.buckets import LocalReducer
 from brim.train.gradients.noise import Noise, Rule, rule_for
 from brim.train.gradients.per_worker import PerWorker
@@ -127,6 +135,8 @@ class Run:
         self._training: TrainingStep | None = None
         self._position, self._commands = Position(), Commands()
         self._ranks = Ranks(self.device, timeout_s, lambda: self._position.steps_done)
+        if self._ranks.client is not None and self.rank == 0 and (words := unused_devices()):
+            sys.stderr.write(f"brim: {words}\n")
         checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
         self._job = JobState(
             self._position, self._ranks, self._commands, checkpoints, logical_workers=logical_workers, seed=seed,
@@ -147,13 +157,13 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """Place among the ranks, from 0; it can change when ranks join or leave."""
-        return self._ranks.rank
+        """Place among the ranks, from 0; it can change at steps, when ranks join or leave."""
+        return self._ranks.place[0]
 
     @property
     def world_size(self) -> int:
         """Present number of ranks."""
-        return self._ranks.size
+        return self._ranks.place[1]
 
     @property
     def steps_done(self) -> int:
@@ -241,6 +251,9 @@ class Run:
             raise UserError(f"run.prepare got the class {thing.__name__}, expected an object of it, made by calling it")
         refuse_wrapped(thing)
         if isinstance(thing, nn.Module):
+            lazy = [name for name, tensor in (*thing.named_parameters(), *thing.named_buffers()) if is_lazy(tensor)]
+            if lazy:
+                raise UserError(f"run.prepare got a model whose {lazy[0]} has no shape yet: call the model once before")
             thing.to(self.device)
             self._job.parts.models.append(thing)
         elif isinstance(thing, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -306,9 +319,18 @@ class Run:
         self._job.parts.parts[name] = part
 
     def loader(self, dataset: Any, global_batch: int, **options: Any) -> Any:
-        """Make a loader with the options of `brim.train.data.loader.Loader`. The first one made is for training.
+        """Make a loader. The first one made is for training.
 
-        In fast mode ``micro_batch`` bounds the samples of one micro-batch: gradients are accumulated over several.
+        Args:
+            dataset: Map-style or iterable, see `brim.train.data.loader.Loader`.
+            global_batch: Samples of one optimizer step over all ranks.
+            options: Those of `brim.train.data.loader.Loader`: ``workers``, ``prefetch``, ``collate``, ``pin_memory``
+                (by default on a GPU), ``shuffle``, ``last``, ``length``, ``sample_rng``, ``timeout_s``,
+                ``batch_range``, and ``seed`` (by default that of the run). In fast mode also ``micro_batch``: the most
+                samples of one micro-batch; gradients are accumulated over several.
+
+        Raises:
+            ConfigError: an option is none of these, or its value cannot be used.
         """
         from brim.train.data.loader import Loader  # noqa: PLC0415  (imports multiprocessing, which a rank may not need)
 

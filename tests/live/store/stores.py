@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,11 @@ class Opened:
 
     def job(self, number: int) -> JobRecord:
         return self.store.reads.job(number)
+
+    def audit(self, *columns: str) -> list[tuple[Any, ...]]:
+        """These columns of the audit, oldest first, as somebody reads them."""
+        with contextlib.closing(sqlite3.connect(self.store._folder.database)) as connection:
+            return connection.execute(f"SELECT {', '.join(columns)} FROM audit ORDER BY id").fetchall()
 
     def start(self, number: int, *devices: int, attempt: int = 1, **more: Any) -> None:
         """The job's attempt runs on these devices."""

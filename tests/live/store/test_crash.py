@@ -129,6 +129,7 @@ SLICES = 4
 """Tests that share the opcodes of requests, so that workers do."""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("run", "first", "step"),
     [(by_statement, 1, sample(1, 23)), (by_commit, 1, 1), (opcodes_of_creation, 1, sample(1, 601)),
@@ -153,6 +154,7 @@ def test_a_kill_at_any_point_loses_nothing_that_was_acknowledged(memory, run, fi
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_second_kill_while_the_next_one_opens_the_store_loses_nothing(memory):
     """Pairs of commits and of statements of opening; the sample is a twentieth of them, spread evenly."""
 

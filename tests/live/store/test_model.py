@@ -27,7 +27,6 @@ from brim.live.inputs import VERBS, JobInput, Submit
 from brim.live.records import AttemptRecord, Changes, JobRecord
 from brim.live.requests import NONE
 from brim.live.store.errors import KeyReusedError
-from brim.live.store.reading import JobFilter
 from tests.live.store.stores import Opened, StoppedClock, asked
 from tests.live.store.volume import volume
 from tests.sampling import sample
@@ -110,7 +109,7 @@ class Model:
 def seen_in(opened: Opened) -> dict[str, Any]:
     """The same of a store."""
     reads, loaded = opened.store.reads, opened.store.load()
-    jobs = sorted(reads.jobs(JobFilter(), 1_000), key=lambda job: job.id)
+    jobs = sorted(reads.newest_jobs(1_000), key=lambda job: job.id)
     return {
         "jobs": jobs,
         "open": list(loaded.jobs),
@@ -118,7 +117,7 @@ def seen_in(opened: Opened) -> dict[str, Any]:
         "needed": list(loaded.attempts),
         "inbox": [(given.inbox, *named(given)) for given in loaded.inputs],
         "lines": list(loaded.lines), "snapshot": loaded.snapshot,
-        "audit": [(entry.verb, entry.job) for entry in reads.audit(limit=10_000)],
+        "audit": opened.audit("verb", "job"),
     }  # fmt: skip
 
 
@@ -258,6 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.opened.store.now_ms() >= seen_ms, "time went back"
 
 
+@pytest.mark.slow
 def test_the_store_is_its_model():
     """The sample is ten sequences of twenty requests."""
     run_state_machine_as_test(

@@ -68,6 +68,7 @@ def put(disk: Disk, folder: Path) -> Path:
     return folder / "controller" / "brim.db"
 
 
+@pytest.mark.slow
 def test_a_kill_between_any_two_system_calls_loses_nothing(memory, soon):
     """Or inside a write, of which half is there. The sample is each 23rd; from the creation of the store on."""
     log = recorded(memory / "store")
@@ -131,6 +132,7 @@ def in_child(run: Any) -> tuple[int, str, list[str]]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), wrong, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "code"), [("sync", sqlite3.SQLITE_IOERR_FSYNC), ("write", sqlite3.SQLITE_IOERR_WRITE)]
 )
@@ -184,6 +186,7 @@ class Full:
         return sqlite3.SQLITE_FULL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 5])
 def test_no_room_at_any_write_refuses_what_is_asked_and_keeps_what_was_decided(memory, soon, length):
     """Submissions are told so, steps of the controller wait; when there is room, all goes on in the same process."""

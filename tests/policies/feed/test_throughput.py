@@ -197,6 +197,7 @@ def test_baselines_divide_cores_by_counting(feed, expected):
     assert feed(held, Beliefs(), held.grants).tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feed", [Throughput(), EqualPerJob(), EqualPerRank(), Fixed()])
 def test_the_parts_conform(feed):
     check_policy(replace(PRESETS["adloader"], feed=feed), examples=sample(100, 6))

@@ -128,5 +128,6 @@ def test_a_stop_costs_a_start_and_the_run_that_was_not_saved(reported, saves, lo
     snapshot = with_columns(snapshot_of("1x1xT4", job(on=[(0, 0)]), now=100), samples_done=[reported])
     known = replace(beliefs(UNKNOWN), saves_unreported=saves)
     none, stays = np.array([[0], [1]]), np.zeros((2, 1), dtype=np.bool_)
-    stopped, goes_on = CompletionTime().worth(snapshot, known, none, stays)
+    _, worth = CompletionTime().with_worth(snapshot, known, np.zeros(1, dtype=np.int64))
+    stopped, goes_on = worth(none, stays)
     assert stopped / goes_on == pytest.approx(-(1 + lost_s) / 300)

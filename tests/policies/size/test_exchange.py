@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def moved(before, after):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(cases())
 def test_the_sum_never_rises_no_job_moves_twice_and_nothing_is_granted_twice(case):

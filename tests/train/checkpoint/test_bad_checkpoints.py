@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import traceback
 from pathlib import Path
 
 import pytest
@@ -108,8 +109,9 @@ def test_a_process_that_cannot_read_does_not_blame_the_files(number):
             raise OSError(number, os.strerror(number), path)
 
     disk.before = refuse
-    with pytest.raises(CheckpointError, match=f"restoring in /disk: {os.strerror(number)}"):
+    with pytest.raises(CheckpointError, match=f"restoring in /disk: {os.strerror(number)}") as refused:
         checkpointer.restore()
+    assert "".join(traceback.format_exception(refused.value)).count("Traceback") == 1
     disk.before = lambda kind, path: None
     assert checkpointer.restore().step == 2
 

@@ -148,10 +148,12 @@ def cut_often(log: list[Op], cuts: int, *, seed: int, rot: bool = False) -> None
             raise AssertionError(f"seed {seed}, cut {cut} before operation {until}: {error}") from error
 
 
+@pytest.mark.slow
 def test_power_cuts_lose_nothing_that_was_verified():
     cut_often(record(Checkpointer), CUTS, seed=1, rot=True)
 
 
+@pytest.mark.slow
 def test_a_second_power_cut_while_the_next_process_saves_loses_nothing_either():
     log = record(Checkpointer)
     for cut in range(1_000):
@@ -165,6 +167,7 @@ def test_a_second_power_cut_while_the_next_process_saves_loses_nothing_either():
         check(after_power_cut(again, then, rng, base=base), acked(log, until) + acked(again, then))
 
 
+@pytest.mark.slow
 def test_power_cuts_after_silent_damage_lose_nothing_that_was_verified():
     for write in range(15):
         for keep in (1, 2):
@@ -190,9 +193,9 @@ class NoSyncOfParent(Checkpointer):
 
 
 class NoSyncOfFolder(Checkpointer):
-    def _write_aside(self, aside, step, meta):
+    def _write_files(self, writing, step, meta):
         self._folder.fsync = False
-        return super()._write_aside(aside, step, meta)
+        return super()._write_files(writing, step, meta)
 
     def _write_file(self, name, data):
         self._folder.fsync = True
@@ -229,13 +232,13 @@ class ManifestBeforeShards(Checkpointer):
 
     def _write(self, step, meta):
         self._folder.claim()
-        aside = self._folder.new_aside()
-        self._files.make_folder(self._folder.path(aside))
+        writing = self._folder.new_writing()
+        self._files.make_folder(self._folder.path(writing))
         written = {shard.file: self._copy.image(shard) for shard in self._copy.shards}
         sums = [hashlib.sha256(image).hexdigest() for image in written.values()]
         manifest = self._manifest(step, sums, meta)
-        self._write_file(f"{aside}/{MANIFEST}", manifest)
-        name = self._folder.publish(aside, step)
+        self._write_file(f"{writing}/{MANIFEST}", manifest)
+        name = self._folder.publish(writing, step)
         for file, image in written.items():
             self._write_file(f"{name}/{file}", image)
         self._files.sync_folder(self._folder.path(name))
@@ -251,10 +254,10 @@ class DeleteBeforeVerify(Checkpointer):
 
 
 class DeleteBeforePublish(Checkpointer):
-    def _write_aside(self, aside, step, meta):
+    def _write_files(self, writing, step, meta):
         for name in self._folder.saved():
             self._folder.discard(name)
-        return super()._write_aside(aside, step, meta)
+        return super()._write_files(writing, step, meta)
 
 
 class NoVerify(Checkpointer):
@@ -293,6 +296,7 @@ def test_silent_damage_finds_a_broken_protocol(broken):
         cut_often(log, CUTS_OF_A_BROKEN_PROTOCOL, seed=1)
 
 
+@pytest.mark.slow
 def test_the_sound_protocol_passes_where_the_broken_ones_fail():
     cut_often(record(Checkpointer, keep=1), CUTS_OF_A_BROKEN_PROTOCOL, seed=1)
     log = record(Checkpointer, keep=1, damage_write=14)
@@ -348,6 +352,7 @@ class Killing(RealFiles):
         return super().__getattribute__(name)
 
 
+@pytest.mark.slow
 def test_a_real_process_killed_at_every_operation_leaves_what_it_was_told_is_safe(tmp_path: Path, zygote: str):
     forked.run("-c", CHILD, tmp_path, zygote=zygote, cwd=Path(__file__).parents[3], timeout_s=120, check=True)
     points = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())

@@ -50,6 +50,7 @@ class Trouble:
             raise OSError(self.number, os.strerror(self.number), path)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EROFS])
 def test_an_error_at_any_operation_is_told_and_loses_nothing(number, lasting):

@@ -75,6 +75,7 @@ def test_a_parameter_of_no_prepared_model_is_named(ranks):
         assert steps == 2
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_a_module_that_was_not_given_is_refused_at_once():
     model, other = nn.Linear(2, 2), nn.Linear(3, 3)
     optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()])
@@ -103,6 +104,7 @@ def scale_of_rank_3(run, model, _):
         model.scale.mul_(2)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("change", "ranks", "name", "other"),
     [
@@ -117,6 +119,7 @@ def test_a_change_on_one_rank_is_named(change, ranks, name, other, steps):
     for said, done in on_ranks(ranks, train, *when):
         assert f"{name} is not equal on all ranks" in said
         assert other in said
+        assert ("call model.eval() before an evaluation" in said) == name.startswith("buffer")
         assert done == 3 or (steps > 3 and done <= 70)  # one of 7 pieces is looked at in every tenth step
 
 
@@ -169,6 +172,7 @@ def train_with_statistics(change, skip=False, compile_it=False, steps=24):
 SOME = [(statistic_of_rank_0, 1), (statistic_once_per_step, 2), (statistic_of_rank_0, 2), (statistic_of_rank_0, 4)]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("change", "ranks", "compile_it"),
     [(*case, False) for case in SOME] + [(*case, "aot_eager") for case in SOME[: sample(4, 2)]],
@@ -184,6 +188,7 @@ def unchanged(run, model):
     pass
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("change", "skip", "compile_it"),
     [
@@ -278,6 +283,7 @@ def rate_by_hand(run, _, optimizer):
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + run.steps_done)
 
 
+@pytest.mark.slow
 def test_a_rank_without_samples_in_a_step_takes_the_settings_of_the_others():
     expected = on_ranks(1, train, rate_by_hand, 4, None, 18)[0]  # every other step has two samples, for two of four
     assert expected[1] == [0.1 / 4]

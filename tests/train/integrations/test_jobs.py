@@ -15,6 +15,7 @@ import pytest
 
 from tests import forked, zygotes
 
+pytestmark = pytest.mark.slow
 JOBS = Path(__file__).parent / "jobs"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to-train-elastically.md"
 KINDS = {"hugging_face": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
@@ -157,6 +158,15 @@ def test_what_cannot_be_exact_is_said_in_a_line(kind, run, tmp_path):
     assert len(lines) == 2, err
     assert "step-2 was written by 2 ranks, this job has 1: batches and bits will differ" in lines[0]
     assert "a plain DataLoader cannot resume within an epoch" in lines[1]
+
+
+@only("lightning")
+def test_what_lightning_does_not_repeat_is_said_in_a_line(kind, run, tmp_path):
+    assert run(kind, tmp_path, "begins", ranks=1, events="2=preempt")[0] == 75
+    code, err, _ = run(kind, tmp_path, "begins", ranks=1)
+    assert code == 0, err
+    assert err.count("does not call on_train_epoch_start of Begins where a job resumes within an epoch") == 1
+    assert err.count("on_train_epoch_start") == 1
 
 
 AROUND = {

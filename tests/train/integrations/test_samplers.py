@@ -7,7 +7,15 @@ import types
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from brim.train.integrations import random_state
 from brim.train.integrations.samplers import why_not_resumable
@@ -47,6 +55,18 @@ def batches_of(sampler):
     return BatchSampler(sampler, 4, drop_last=False)
 
 
+def weighted():
+    """Draws an epoch as it begins, from a generator of its own."""
+    return WeightedRandomSampler([1.0] * 64, 64, replacement=False, generator=torch.Generator().manual_seed(1))
+
+
+def of_two_ranks(sampler, rank=0):
+    """As Lightning wraps the sampler of a user."""
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    return DistributedSamplerWrapper(sampler, num_replicas=2, rank=rank)
+
+
 class OfNumPy(AtOnce):
     """Has a generator that is not PyTorch's."""
 
@@ -72,6 +92,9 @@ LOADERS = {
         "batch_sampler": batches_of(RandomSampler(SAMPLES, generator=torch.Generator().manual_seed(1)))
     },
     "no batches": lambda: {"batch_size": None, "sampler": AtOnce()},
+    "at once, on two ranks": lambda: {"batch_size": 4, "sampler": of_two_ranks(AtOnce())},
+    "generator, on two ranks": lambda: {"batch_size": 4, "sampler": of_two_ranks(weighted())},
+    "batches of a generator, on two ranks": lambda: {"batch_sampler": batches_of(of_two_ranks(weighted()))},
 }
 
 
@@ -80,6 +103,7 @@ def noisy(batch):
     return torch.tensor(batch).tolist(), int(torch.randint(1 << 30, ()))
 
 
+@pytest.mark.cases(2)
 @needs("lightning")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_resumed_epoch_goes_on_where_it_was(kind):
@@ -101,6 +125,19 @@ def test_a_resumed_epoch_goes_on_where_it_was(kind):
     other.load_state_dict(saved)
     random_state.put_back(state)
     assert list(other) == rest
+
+
+@pytest.mark.slow
+@needs("lightning")
+def test_ranks_with_other_global_generators_share_the_epoch_of_a_generator():
+    from brim.train.callbacks.lightning import ResumableLoader
+
+    seen = []
+    for rank in (0, 1):
+        torch.manual_seed(rank)
+        loader = ResumableLoader(SAMPLES, batch_size=4, sampler=of_two_ranks(weighted(), rank))
+        seen += torch.cat(list(loader)).tolist()
+    assert sorted(seen) == SAMPLES
 
 
 @pytest.mark.parametrize("kind", ["seedable", "sequential", "of epochs", "at once", "batches", "shuffled"])
@@ -127,6 +164,7 @@ def test_loaders_of_others_and_streams_are_not_named():
     assert why_not_resumable(DataLoader(Stream(), 4)) is None
 
 
+@pytest.mark.slow
 @needs("transformers")
 def test_the_callback_of_trainer_names_the_sampler(capsys):
     from brim.train.callbacks.hugging_face import BrimCallback
@@ -134,6 +172,59 @@ def test_the_callback_of_trainer_names_the_sampler(capsys):
     state = types.SimpleNamespace(global_step=0)
     BrimCallback().on_train_begin(None, state, None, train_dataloader=DataLoader(SAMPLES, 4, sampler=AtOnce()))
     assert capsys.readouterr().err.startswith("brim: AtOnce has no set_epoch(): ")
+
+
+class SeededByEpochs(AtOnce):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(torch.randperm(64, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+class BatchesByEpochs(SeededByEpochs, BatchSampler):
+    batch_size, drop_last = 4, False
+
+    def __init__(self):
+        pass
+
+    def __iter__(self):
+        return iter(torch.tensor(list(super().__iter__())).view(16, 4).tolist())
+
+    def __len__(self):
+        return 16
+
+
+@needs("transformers")
+@needs("accelerate")
+@pytest.mark.parametrize("kind", ["sampler", "batch sampler"])
+@pytest.mark.parametrize("loader_of", ["one rank", "two ranks", "a rank that draws for all"])
+def test_the_callback_of_trainer_tells_samplers_the_epoch_that_is_resumed(kind, loader_of):
+    """As the Trainer does it: the callback has the whole loader, the epoch is drawn from one that skips batches."""
+    from accelerate import skip_first_batches
+    from accelerate.data_loader import DataLoaderDispatcher, prepare_data_loader
+
+    from brim.train.callbacks.hugging_face import BrimCallback
+
+    def epoch(number, begun=0):
+        plain = DataLoader(SAMPLES, 4, sampler=SeededByEpochs())
+        if kind == "batch sampler":
+            plain = DataLoader(SAMPLES, batch_sampler=BatchesByEpochs())
+        if loader_of == "a rank that draws for all":
+            loader = DataLoaderDispatcher(SAMPLES, batch_sampler=plain.batch_sampler, _drop_last=False)
+        else:
+            ranks = {"one rank": 1, "two ranks": 2}[loader_of]
+            loader = prepare_data_loader(plain, num_processes=ranks, process_index=0, put_on_device=False)
+        state = types.SimpleNamespace(epoch=number + begun / len(loader))
+        BrimCallback().on_epoch_begin(None, state, None, train_dataloader=loader)
+        rest = skip_first_batches(loader, begun) if begun else loader
+        rest.set_epoch(number)
+        return [batch.tolist() for batch in rest]
+
+    assert epoch(1) != epoch(0)
+    assert epoch(1, begun=3) == epoch(1)[3:]
 
 
 @needs("accelerate")

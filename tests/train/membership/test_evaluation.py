@@ -76,6 +76,7 @@ def exchange_of_large_values():
     return sums
 
 
+@pytest.mark.slow
 def test_values_may_be_larger_than_what_the_store_of_pytorch_takes_at_once():
     for sums in on_ranks(2, exchange_of_large_values):
         assert sums == [[2_500_000.0 * (rank + turn) for rank in range(2)] for turn in range(4)]
@@ -104,6 +105,7 @@ def ends_with_an_exchange():
     return [run.broadcast(f"turn {turn}") for turn in range(3)]
 
 
+@pytest.mark.slow
 def test_the_rank_with_the_store_may_end_after_the_last_exchange():
     """What the others have still to do does not need it: BrokenGroupError would cost another attempt."""
     assert on_ranks(2, ends_with_an_exchange) == [["turn 0", "turn 1", "turn 2"]] * 2
@@ -126,6 +128,7 @@ def with_evaluations(evaluates):
     return run.digest(), times
 
 
+@pytest.mark.slow
 def test_an_evaluation_leaves_the_random_numbers_of_training_alone():
     expected, _ = on_ranks(1, with_evaluations, False)[0]
     for ranks in (1, 2, 4):
@@ -167,6 +170,7 @@ def drawn():
     return tuple(found)
 
 
+@pytest.mark.slow
 def test_an_evaluation_draws_the_same_on_every_rank_and_number_of_ranks():
     found = {row for ranks in (1, 2, 4) for row in on_ranks(ranks, drawn)}
     assert len(found) == 1
@@ -234,6 +238,7 @@ def one_is_missing():
     run.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_take_part_is_named():
     on_ranks(2, one_is_missing)
 
@@ -377,6 +382,7 @@ def test_an_evaluation_that_breaks_its_group_every_time_is_given_up(tmp_path, zy
     assert done.returncode == 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("replace", [0, 1])
 @pytest.mark.parametrize("where", ["step", "epoch"])
 def test_an_evaluation_in_which_a_rank_dies_is_done_again(tmp_path, zygote, where, replace):
@@ -467,6 +473,7 @@ def joined(zygote, folder, case):
     return json.loads((alone / "alone.json").read_text()), job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["first", "second"])
 def test_a_rank_that_joins_in_an_evaluation_runs_the_code_at_the_end_of_the_epoch_from_the_same_state(
     tmp_path, zygote, case
@@ -490,6 +497,7 @@ def test_a_rank_that_joins_in_an_evaluation_runs_the_code_at_the_end_of_the_epoc
         assert [len(value) for value in answer["found"]["2"]] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_rank_that_joins_by_a_resize_evaluates_alone_before_the_epochs(tmp_path, zygote):
     expected, job = joined(zygote, tmp_path, "before")
     gang = Gang(tmp_path, 1, tmp_path, "before", zygote=zygote, job=job)

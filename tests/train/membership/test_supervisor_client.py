@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from brim.gang.codec import Decoder, decode, encode
-from brim.gang.messages import Error, FormGroup, TrainingProgress, TuneSettings
+from brim.gang.messages import Error, Failed, Finished, FormGroup, TrainingProgress, TuneSettings
+from brim.train.membership import supervisor_client
 from brim.train.membership.supervisor_client import SupervisorClient
 from tests.train.gangs import on_ranks
 from tests.train.test_half_precision import mixed
@@ -80,3 +81,18 @@ def test_a_loss_that_is_not_finite_is_told_and_not_left_out(tmp_path, loss, told
     client.send = sent.append
     client.progress(3, 24, lambda: loss)
     assert [decode(encode(message)) for message in sent] == [TrainingProgress(3, 24, told)]
+
+
+def test_a_message_that_was_cut_off_is_followed_by_a_new_connection_and_spoils_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor_client, "TICK_S", 0.05)
+    with socket.create_server(f"{tmp_path}/s", family=socket.AF_UNIX) as server:
+        server.settimeout(60)
+        client = SupervisorClient(f"{tmp_path}/s", 0)
+        busy, _ = server.accept()
+        assert not client.send(Failed("x" * 10_000_000))  # of which it reads nothing for a while
+        ours, _ = server.accept()
+        assert client.send(Finished(1, True))
+        client.close()
+        with ours, busy:
+            received = b"".join(iter(lambda: ours.recv(65_536), b""))
+    assert list(Decoder().feed(received))[-1] == Finished(1, True)

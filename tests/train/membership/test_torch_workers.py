@@ -24,6 +24,7 @@ def evaluated(zygote, folder, *words):
     return done
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("method", "persistent"), [("fork", "persistent"), ("fork", "brief"), ("spawn", "persistent")]
 )

@@ -13,9 +13,9 @@ import pytest
 from brim.beliefs.analyser import REPETITIONS, analyse, exchange_sizes, measure_exchange
 from brim.beliefs.library import load, parse
 from brim.beliefs.throughput import fit, step_s
+from brim.cli import profiling
+from brim.cli.profiling import Profile, StepMedians, as_toml, gpu_type, measure, observations
 from brim.errors import BrimError, UserError
-from brim.live import profile as profiles
-from brim.live.profile import Instruments, Profile, StepMedians, as_toml, gpu_type, measure, observations
 from brim.train.tools.profile.gang import (
     BoxExchange,
     Header,
@@ -26,7 +26,6 @@ from brim.train.tools.profile.gang import (
     largest_that_fits,
 )
 
-GANG = Instruments(steps=ScriptSteps, exchange=BoxExchange, largest_that_fits=largest_that_fits)
 SCRIPT = """
 import os, sys, time
 import torch
@@ -93,6 +92,7 @@ def test_accumulation_is_one_micro_batch_while_measured(script):
         assert len(steps.step_s(8, 3)) == 3
 
 
+@pytest.mark.slow
 def test_a_batch_without_memory_does_not_fit_and_the_limit_is_closed_in_on(script):
     with ScriptSteps(script(inside=FULL), 1, 6) as steps:
         assert steps.step_s(32, 2) is None
@@ -102,9 +102,10 @@ def test_a_batch_without_memory_does_not_fit_and_the_limit_is_closed_in_on(scrip
     assert all(sample.step_s > 0 for sample in found.samples)
 
 
+@pytest.mark.slow
 def test_a_batch_that_never_fits_is_said(script):
     with pytest.raises(UserError, match="local batch of 30 does not fit the memory"):
-        measure(GANG, script(inside=FULL), ranks=(1,), batch=(30, 40))
+        measure(script(inside=FULL), ranks=(1,), batch=(30, 40))
 
 
 def test_the_exceptions_of_a_script_are_its_own_and_without_our_frames(script):
@@ -124,6 +125,7 @@ def test_a_failure_between_steps_comes_out_too(script):
     assert failed.value.exit_code == 3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("text", "timeout_s", "said"),
     [
@@ -151,8 +153,8 @@ def test_all_reduces_are_timed_on_real_ranks(script):
 
 @pytest.mark.timing
 def test_what_is_written_is_read_back_as_a_model_known_beforehand(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(profiles, "CPU_BYTES_MAX_EXP", 20)
-    found = measure(GANG, script("--flag", inside="time.sleep(0.002 + 0.001 * len(x))"), ranks=(1, 2), batch=(4, 16))
+    monkeypatch.setattr(profiling, "CPU_BYTES_MAX_EXP", 20)
+    found = measure(script("--flag", inside="time.sleep(0.002 + 0.001 * len(x))"), ranks=(1, 2), batch=(4, 16))
     text = as_toml(found)
     (tmp_path / "s.toml").write_text(text)
     library = load(str(tmp_path / "s.toml"))
@@ -164,7 +166,7 @@ def test_what_is_written_is_read_back_as_a_model_known_beforehand(script, tmp_pa
     content = tomllib.loads(text)
     assert content["conditions"]["torch"]
     assert content["conditions"]["local_batch_max_ends"] == "range"
-    assert [row["workers"] for row in content["loader"]] == profiles.loaders()
+    assert [row["workers"] for row in content["loader"]] == profiling.loaders()
     assert all(row["samples_per_s"] > 100 for row in content["loader"])
     assert {row["ranks"] for row in content["measured"]} == {1, 2}
     assert all(row["memory_bytes"] > 2**20 for row in content["measured"])
@@ -198,7 +200,7 @@ class FakeSteps:
 @pytest.mark.parametrize(("first", "samples", "largest"), [(4, 1_000, 93), (4, 50, 50), (60, 1_000, 120), (4, 4, 4)])
 def test_the_range_of_a_gpu_ends_where_its_memory_would(first, samples, largest):
     header = made_header(memory_bytes=10_000, local_batch=first, samples=samples)
-    assert profiles._largest(GANG, FakeSteps(), header) == largest
+    assert profiling._largest(FakeSteps(), header) == largest
 
 
 def made_header(**changed):
@@ -234,9 +236,9 @@ def test_exchange_is_what_a_step_takes_longer_than_alone():
 
 
 def test_a_range_beyond_the_dataset_is_refused():
-    profiles._check_range(8, 96, 96)
+    profiling._check_range(8, 96, 96)
     with pytest.raises(UserError, match=r"found up to 97, expected at most the 96 samples of the dataset: 8-96"):
-        profiles._check_range(8, 97, 96)
+        profiling._check_range(8, 97, 96)
 
 
 def test_what_was_not_measured_is_not_in_the_file():

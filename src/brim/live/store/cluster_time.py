@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from brim.agent.boot_clock import boot_id, boot_time_ms
 from brim.errors import InvariantError
 
 
@@ -36,11 +36,11 @@ class SystemClock:
     """The clocks of this machine."""
 
     def __init__(self) -> None:
-        self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        self.boot_id = boot_id()
 
     def boottime_ms(self) -> int:
         """See ``Clock``."""
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+        return boot_time_ms()
 
     def wall_s(self) -> float:
         """See ``Clock``."""

@@ -7,32 +7,18 @@ or later, without an error (https://www.sqlite.org/wal.html, "all processes must
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from brim.agent.mounts import Mount, mounts
 from brim.errors import RefusedError
 
-TABLE: Final = Path("/proc/self/mountinfo")
 NETWORK: Final = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "9p", "ceph", "fuse.ceph", "fuse.ceph-fuse",
     "fuse.sshfs", "afs", "glusterfs", "fuse.glusterfs", "pvfs2", "orangefs", "panfs", "wekafs", "fuse.juicefs",
     "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse",
 })  # fmt: skip
 """Types of file systems that another machine may write to at the same time, as ``mount`` names them; ours."""
-
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
-
-
-class Mount(NamedTuple):
-    """A mounted volume: where, of which type, and what it is."""
-
-    point: str
-    kind: str
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.point} ({self.kind})"
 
 
 def mount_of(path: Path, table: str | None = None) -> Mount:
@@ -43,13 +29,11 @@ def mount_of(path: Path, table: str | None = None) -> Mount:
         table: Text of ``/proc/self/mountinfo``; None: as it is now.
     """
     real = os.path.realpath(path)
-    best = Mount("/", "unknown", "unknown")
-    for line in (TABLE.read_text(encoding="utf-8", errors="surrogateescape") if table is None else table).splitlines():
-        place, _, rest = line.partition(" - ")
-        point = _plain(place.split()[4])
-        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best.point):
-            kind, source = rest.split()[:2]
-            best = Mount(point, kind, _plain(source))
+    best = Mount("/", "/", "unknown", "unknown")
+    for mount in mounts(table):
+        is_above = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
+        if is_above and len(mount.point) >= len(best.point):
+            best = mount
     return best
 
 
@@ -65,8 +49,3 @@ def refuse_network(path: Path, table: str | None = None) -> None:
             f"{path} is on the network file system {mount} of {mount.source}, where SQLite loses data: set BRIM_STATE "
             "to a folder on a disk of this machine"
         )
-
-
-def _plain(text: str) -> str:
-    """Undo the octal escapes of the kernel: space, tab, newline, backslash."""
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

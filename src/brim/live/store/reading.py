@@ -13,35 +13,14 @@ from typing import Any, Final, NamedTuple
 
 from brim.errors import NotFoundError
 from brim.live.inputs import JobInput
-from brim.live.records import AttemptRecord, ControllerSetting, JobRecord, JobStatus, PastForecast, TokenRecord
-from brim.live.requests import ID_MAX, NONE
+from brim.live.records import AttemptRecord, ControllerSetting, JobRecord, PastForecast, TokenRecord
+from brim.live.requests import NONE
 from brim.live.store.cluster_time import Anchor
 from brim.live.store.migrations import version_of
 from brim.live.store.opening import connect
 from brim.live.store.rows import ATTEMPT_COLUMNS, INBOX_COLUMNS, JOB_COLUMNS, read_attempt, read_input, read_job
 from brim.live.store.soundness import unsound
 from brim.live.store.transactions import CONTROLLER, SETTING_VERB
-
-PAGE: Final = 100
-"""Rows of a page, ours: one screen and a bit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFilter:
-    """Which jobs of the history are asked for.
-
-    Attributes:
-        uid: Of this user only; NONE for all.
-        states: In one of these states only; empty for all.
-        array: Of this array only; NONE for all.
-        before: With a lower id only, for the page after one that ends with this id.
-    """
-
-    uid: int = NONE
-    states: tuple[JobStatus, ...] = ()
-    array: int = NONE
-    before: int = ID_MAX
-
 
 _IS_SETTING: Final = f"verb = '{SETTING_VERB}' AND user = '{CONTROLLER}' AND job = {NONE}"
 _TOKEN: Final = ", ".join(field.name for field in fields(TokenRecord))
@@ -50,19 +29,6 @@ _TOKEN: Final = ", ".join(field.name for field in fields(TokenRecord))
 def _read_token(row: tuple[Any, ...]) -> TokenRecord:
     number, uid, user, label, made_s, expires_s = row
     return TokenRecord(id=number, uid=uid, user=user, label=label, made_s=made_s, expires_s=expires_s)
-
-
-class AuditEntry(NamedTuple):
-    """Who asked for what, or what the controller changed."""
-
-    id: int
-    at_ms: int
-    wall_s: float
-    uid: int
-    user: str
-    verb: str
-    job: int
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,22 +224,10 @@ class Reader:
             rows = connection.execute(select, (json.dumps(numbers),)).fetchall()
         return {job.id: job for job in map(read_job, rows)}
 
-    def jobs(self, wanted: JobFilter, limit: int = PAGE) -> tuple[JobRecord, ...]:
-        """Return the newest jobs that are asked for, newest first."""
-        conditions = ["id < ?"]
-        parameters: list[Any] = [wanted.before]
-        if wanted.uid != NONE:
-            conditions.append("uid = ?")
-            parameters.append(wanted.uid)
-        if wanted.array != NONE:
-            conditions.append("array = ?")
-            parameters.append(wanted.array)
-        if wanted.states:
-            conditions.append(f"state IN ({', '.join('?' * len(wanted.states))})")
-            parameters.extend(wanted.states)
-        select = f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT ?"
+    def newest_jobs(self, limit: int) -> tuple[JobRecord, ...]:
+        """Return the newest jobs, newest first."""
         with self._at_once() as connection:
-            rows = connection.execute(select, (*parameters, limit)).fetchall()
+            rows = connection.execute(f"SELECT {JOB_COLUMNS} FROM jobs ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
         return tuple(map(read_job, rows))
 
     def attempts(self, job: int) -> tuple[AttemptRecord, ...]:
@@ -282,14 +236,6 @@ class Reader:
         with self._at_once() as connection:
             rows = connection.execute(select, (job,)).fetchall()
         return tuple(map(read_attempt, rows))
-
-    def audit(self, *, job: int = NONE, after: int = 0, limit: int = PAGE) -> tuple[AuditEntry, ...]:
-        """Return entries of the audit with an id above ``after``, oldest first: of one job, or of all (NONE)."""
-        condition = "id > ?" if job == NONE else "id > ? AND job = ?"
-        values = (after,) if job == NONE else (after, job)
-        select = f"SELECT {', '.join(AuditEntry._fields)} FROM audit WHERE {condition} ORDER BY id LIMIT ?"
-        with self._at_once() as connection:
-            return tuple(AuditEntry(*row) for row in connection.execute(select, (*values, limit)))
 
     def token(self, digest: str) -> TokenRecord | None:
         """Return the token whose secret has this digest; None if there is none. Whether it has expired is in it."""

@@ -68,8 +68,8 @@ class EnergySharing(OnTrial):
 
     def _below_limit(self, room: Room, row: int) -> list[tuple[float, tuple[Gpu, ...]]]:
         """GPUs that a waiting job could join, whose use is known and below the limit; and that use, negative."""
-        found = [(-room.demand(room.sets[gpus]), gpus) for gpus in room.candidates(row, self.residents)]
-        return [one for one in found if -one[0] < self.utilisation_limit]  # false for NaN, which would not sort either
+        found = room.candidates(row, self.residents, self.utilisation_limit)
+        return [(-room.loads[gpus], gpus) for gpus in found]
 
     def refuses(self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]) -> bool:
         """See ``OnTrial``."""

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import inline, internal, njit
+from brim.compiled import in_place, inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 
 WHOLE: Final = 1000
@@ -22,9 +22,7 @@ WORST_FIT: Final = 3
 
 
 class FreeResources(NamedTuple):
-    """Free resources.
-
-    Two arrays rather than eight, because compiled code counts a reference for every array that it passes, often.
+    """Free resources: two arrays rather than eight, so that calls have few arguments.
 
     Attributes:
         node: One row per node (N, W + 6): thousandths free of each GPU (0 where there is none), then the columns
@@ -79,7 +77,7 @@ def all_free(
     return FreeResources(node, total)
 
 
-@njit
+@in_place
 def withhold(free: FreeResources, withheld: BoolArray) -> None:
     """Take withheld GPUs out of what is free for good: jobs that hold them may leave, but nothing fits there.
 
@@ -136,6 +134,20 @@ def give(free: FreeResources, gang: GangRequest, node: int, gpu: int) -> None:
         free.total[nodes[node, TYPE]] += nodes[node, OPEN]
     nodes[node, CPU] += gang.cpu
     nodes[node, MEM] += gang.mem
+
+
+@internal
+def give_all(free: FreeResources, gang: GangRequest, node: IntArray, gpu: IntArray, first: int) -> None:
+    """Return a gang's GPUs."""
+    for i in range(first, first + gang.gpus):
+        give(free, gang, node[i], gpu[i])
+
+
+@internal
+def take_all(free: FreeResources, gang: GangRequest, node: IntArray, gpu: IntArray, first: int) -> None:
+    """Take a gang's GPUs: the inverse of ``give_all``."""
+    for i in range(first, first + gang.gpus):
+        take(free, gang, node[i], gpu[i])
 
 
 @inline
@@ -201,8 +213,9 @@ def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
         Weng et al., Beware of Fragmentation, USENIX ATC 2023 (fragmentation measure). Differs: a class larger than a
         node counts as one that needs whole nodes.
     """
-    free_milli = free.sum()
-    lost = 0.0
+    free_milli, lost = 0, 0.0
+    for g in range(len(free)):
+        free_milli += free[g]
     for m in range(len(classes)):
         if classes[m, 1] == WHOLE:
             usable = whole * WHOLE if whole >= min(classes[m, 0], len(free)) else 0
@@ -215,7 +228,7 @@ def stranded(free: IntArray, whole: int, classes: FloatArray) -> float:
     return lost
 
 
-@internal
+@njit
 def stranded_growth(free: FreeResources, gang: GangRequest, node: int, classes: FloatArray) -> float:
     """Growth of the node's stranded share if the whole gang were placed there."""
     left_milli = free.node[node, : free.node[node, GPUS]].copy()
@@ -291,7 +304,9 @@ def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
         counts: Output: GPUs taken of each node (N,).
     """
     counts[:] = 0
-    left, used, level = gpus, 0, int(most.max())
+    left, used, level = gpus, 0, 0
+    for n in range(len(most)):
+        level = max(level, most[n])
     while True:  # whole nodes, largest first, until the rest fits on one
         lower, one_takes_it = 0, False
         for n in range(len(most)):
@@ -315,12 +330,22 @@ def fewest_nodes(most: IntArray, gpus: int, counts: IntArray) -> int:
     return used + 1
 
 
+@inline
+def _largest(most: IntArray) -> int:
+    """The place of the largest number, the first of equal ones."""
+    best = 0
+    for n in range(1, len(most)):
+        if most[n] > most[best]:
+            best = n
+    return best
+
+
 @internal
 def most_even(most: IntArray, gpus: int, counts: IntArray) -> None:
     """Place a gang's GPUs one by one on the node with most left; fill ``counts`` (N,) and change ``most``."""
     counts[:] = 0
     for _ in range(gpus):
-        best = most.argmax()
+        best = _largest(most)
         most[best] -= 1
         counts[best] += 1
 
@@ -331,7 +356,7 @@ def emptiest_first(most: IntArray, gpus: int, counts: IntArray) -> None:
     counts[:] = 0
     left = gpus
     while left:
-        best = most.argmax()
+        best = _largest(most)
         counts[best] = min(most[best], left)
         left -= counts[best]
         most[best] = 0
@@ -360,7 +385,7 @@ def pick(free: FreeResources, gang: GangRequest, node: int, count: int, pairs: I
         pairs[at + k, 0] = node
 
 
-@njit
+@in_place
 def choose(
     free: FreeResources, gang: GangRequest, rule: int, classes: FloatArray, scratch: IntArray, pairs: IntArray
 ) -> bool:

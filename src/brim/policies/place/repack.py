@@ -234,7 +234,12 @@ class _Board:
         total = 0
         for part in parts:
             best: tuple[int, int, list[int]] | None = None
-            for node in np.flatnonzero((nodes.gpus_open >= part) & (nodes.gpu_type == kind)).tolist():
+            able = np.flatnonzero((nodes.gpus_open >= part) & (nodes.gpu_type == kind))
+            lack = np.maximum(part - wholes[able], 0)
+            by_lack = np.lexsort((able, lack))
+            for least, node in zip(lack[by_lack].tolist(), able[by_lack].tolist(), strict=True):
+                if best is not None and (least, node) > best[:2]:
+                    break  # on this node and all later ones, no fewer GPUs are in the way
                 if node in taken:
                     continue
                 leaving = _enough([(len(self.pairs_of[o]), o) for o in by_node.get(node, ())], part - int(wholes[node]))

@@ -92,6 +92,7 @@ class Room:
         leaving: Rows of jobs that run and are to leave, with the reason for each.
 
     Attributes:
+        loads: The sum of the utilisation of each of ``sets`` by each of its jobs alone; NaN where one is not known.
         unjudged: Rows of the jobs that share nothing, since nobody would find out what it costs them.
     """
 
@@ -104,8 +105,7 @@ class Room:
         self.unjudged = _unmeasured_alone(snapshot, sizes) if beliefs.judges_steps else frozenset()
         self._total_ms = beliefs.run_times.total_ms(snapshot)
         self._demand: list[float] = np.where(jobs.gpu_util_milli == NONE, np.nan, jobs.gpu_util_milli / 1000).tolist()
-        batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
-        self._kind = [ResidentKind(*kind) for kind in zip(jobs.profile.tolist(), batch.tolist(), strict=True)]
+        self._batch = np.where(jobs.batch_now == NONE, jobs.batch, jobs.batch_now)
         self.why, self.blocker = np.zeros(len(jobs), dtype=np.int64), np.full(len(jobs), NONE, dtype=np.int64)
         for row, why in leaving.items():
             self.why[row] = why
@@ -115,6 +115,7 @@ class Room:
         not_now = smaller | ((sizes.gpus == 0) & (jobs.holds | jobs.waits))
         self.why[(self.why == 0) & not_now] = Why.NOT_NOW
         self.sets = residents(snapshot, self.leaving)
+        self.loads = {gpus: self.demand(rows) for gpus, rows in self.sets.items()}
         self._started: list[tuple[int, tuple[Gpu, ...]]] = []
         self._takes: dict[tuple[Gpu, ...], bool] = {}  # whether all of these GPUs take new jobs
         is_open = nodes.is_open
@@ -163,7 +164,8 @@ class Room:
 
     def slowdowns(self, gpus: tuple[Gpu, ...], rows: Sequence[int]) -> tuple[Slowdown, ...]:
         """What is believed of the slowdown of each of these jobs on these GPUs."""
-        kinds, demands = tuple(self._kind[row] for row in rows), tuple(self._demand[row] for row in rows)
+        kinds = tuple(ResidentKind(int(self.jobs.profile[row]), int(self._batch[row])) for row in rows)
+        demands = tuple(self._demand[row] for row in rows)
         return self._known.among(self.gpu_type(gpus), kinds, demands)
 
     def demand(self, rows: Iterable[int]) -> float:
@@ -182,27 +184,31 @@ class Room:
 
     # -- candidates and decisions ----------------------------------------------------------------------------------
 
-    def candidates(self, row: int, most: int) -> list[tuple[Gpu, ...]]:
+    def candidates(self, row: int, most: int, load_limit: float | None = None) -> list[tuple[Gpu, ...]]:
         """GPUs on which a waiting job could join others, and it could be found out what that costs each of them.
 
         Args:
             row: The job.
             most: Most residents of a GPU, the job included.
+            load_limit: Only GPUs whose load is known and below this.
         """
         if row in self.unjudged:
             return []
-        found = self._alike(row, most)
+        among: Iterable[tuple[Gpu, ...]] = self.sets
+        if load_limit is not None:
+            among = [gpus for gpus, load in self.loads.items() if load < load_limit]  # false for NaN
+        found = self._alike(row, most, among)
         return [gpus for gpus in found if self.unjudged.isdisjoint(self.sets[gpus])] if self.unjudged else found
 
-    def _alike(self, row: int, most: int) -> list[tuple[Gpu, ...]]:
-        """GPUs that fewer others have: as many as a waiting job asks for, with room on their nodes."""
+    def _alike(self, row: int, most: int, among: Iterable[tuple[Gpu, ...]]) -> list[tuple[Gpu, ...]]:
+        """Of some GPUs, those that fewer others have: as many as a waiting job asks for, with room on their nodes."""
         jobs = self.jobs
         if jobs.share_milli[row] != WHOLE_GPU:
             return []
         size, kind = int(self._size[row]), int(jobs.gpu_type[row])
         return [
-            gpus for gpus, rows in self.sets.items()
-            if len(gpus) == size and len(rows) < most and kind in (NONE, self.gpu_type(gpus))
+            gpus for gpus in among
+            if len(gpus) == size and len(self.sets[gpus]) < most and kind in (NONE, self.gpu_type(gpus))
             and self._has_room(row, gpus)
         ]
 
@@ -211,7 +217,7 @@ class Room:
 
         Its blocker is the first job of which too little is known.
         """
-        unknown = [self._unknown((row, *self.sets[gpus]), gpus) for gpus in self._alike(row, len(self.jobs))]
+        unknown = [self._unknown((row, *self.sets[gpus]), gpus) for gpus in self._alike(row, len(self.jobs), self.sets)]
         if unknown and NONE not in unknown:
             self.why[row], self.blocker[row] = Why.NOTHING_KNOWN, unknown[0]
 
@@ -241,6 +247,7 @@ class Room:
     def join(self, row: int, gpus: tuple[Gpu, ...]) -> None:
         """Let a waiting job share these GPUs."""
         self.sets[gpus] = sorted((*self.sets[gpus], row))
+        self.loads[gpus] = self.demand(self.sets[gpus])
         for free in self._free:
             for node, _ in gpus:
                 self._sit(free, row, node)
@@ -257,7 +264,7 @@ class Room:
                     for node, gpu in gpus:
                         take(other, gang, node, gpu)
                 if gang.share == WHOLE_GPU:
-                    self.sets[gpus] = [row]
+                    self.sets[gpus], self.loads[gpus] = [row], self.demand((row,))
                 self._started.append((row, gpus))
                 return True
         self.why[row] = Why.TOO_FEW_FREE if has_too_few(self._free[-1], gang) else Why.SHAPE

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import inline, internal, njit
+from brim.compiled import in_place, inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.reasons import Why
 from brim.policies.place.free_resources import (
@@ -33,10 +33,12 @@ from brim.policies.place.free_resources import (
     copy_into,
     copy_of,
     give,
+    give_all,
     has_too_few,
     pick,
     slots_of,
     take,
+    take_all,
     withhold,
 )
 
@@ -44,7 +46,10 @@ STOP: Final = 0
 SKIP: Final = 1
 RESERVE: Final = 2
 _CLASSES: Final = 256
-"""Requests that a walk remembers, a power of two. Ours: clusters see fewer than a hundred different ones."""
+"""Rows for requests that a walk remembers, a power of two. Ours: clusters see fewer than a hundred different ones."""
+_NEVER: Final = 1
+_BESIDE: Final = 2
+"""Results in ``WalkState.failed``: the request fits never again in this walk; or not beside the reservation."""
 
 _RUNS, _TOO_FEW, _SHAPE = int(Why.RUNS), int(Why.TOO_FEW_FREE), int(Why.SHAPE)
 _BEHIND, _RESERVED, _NOT_NOW, _PREEMPTED = int(Why.BEHIND), int(Why.RESERVED), int(Why.NOT_NOW), int(Why.PREEMPTED)
@@ -74,14 +79,14 @@ class Jobs(NamedTuple):
     end_ms: FloatArray
 
 
-@njit
+@in_place
 def take_pairs(free: FreeResources, gang: GangRequest, pairs: IntArray) -> None:
     """Take the GPUs of (node, gpu) pairs."""
     for i in range(gang.gpus):
         take(free, gang, pairs[i, 0], pairs[i, 1])
 
 
-@njit
+@in_place
 def take_in_turn(free: FreeResources, gangs: IntArray, pairs: IntArray) -> None:
     """Take the GPUs of (node, gpu) pairs for several gangs, whose pairs follow each other: ``put_in_turn``."""
     at = 0
@@ -91,7 +96,7 @@ def take_in_turn(free: FreeResources, gangs: IntArray, pairs: IntArray) -> None:
         at += gang.gpus
 
 
-@njit
+@in_place
 def put_in_turn(
     free: FreeResources, gangs: IntArray, width: int, classes: FloatArray, scratch: IntArray, pairs: IntArray
 ) -> int:
@@ -124,7 +129,7 @@ def put_in_turn(
     return len(gangs)
 
 
-@njit
+@in_place
 def give_pairs(free: FreeResources, gang: GangRequest, pairs: IntArray) -> None:
     """Return the GPUs of (node, gpu) pairs."""
     for i in range(gang.gpus):
@@ -166,8 +171,10 @@ class WalkState(NamedTuple):
         blocker: Row of the job that blocks it (J,).
         scratch: Scratch of ``choose`` (2, N).
         pairs: Scratch for one gang.
-        failed: Requests that did not fit in this walk, each in the row of its hash; the last column is 1 where there is
-            one, and a later request may take the place of an earlier one (2^k, 6).
+        failed: Requests that got nothing in this walk, each in the row of its hash, where a later one may take its
+            place, and the result: ``_NEVER``, if it will not fit in this walk any more; or ``_BESIDE`` plus the grants
+            written so far, if it fits, but not beside the reservation, which holds until another grant is written; 0 in
+            an empty row (2^k, 6).
     """
 
     head: IntArray
@@ -201,19 +208,6 @@ def gang_of(jobs: Jobs, j: int) -> GangRequest:
     return GangRequest(jobs.gpus[j], jobs.share[j], jobs.cpu[j], jobs.mem[j], jobs.gpu_type[j])
 
 
-@internal
-def give_all(free: FreeResources, gang: GangRequest, node: IntArray, gpu: IntArray, first: int) -> None:
-    """Return a gang's GPUs."""
-    for i in range(first, first + gang.gpus):
-        give(free, gang, node[i], gpu[i])
-
-
-@internal
-def _take_all(free: FreeResources, gang: GangRequest, node: IntArray, gpu: IntArray, first: int) -> None:
-    for i in range(first, first + gang.gpus):
-        take(free, gang, node[i], gpu[i])
-
-
 @inline
 def _row_of(gang: GangRequest) -> int:
     """The row of ``WalkState.failed`` for a request."""
@@ -222,18 +216,28 @@ def _row_of(gang: GangRequest) -> int:
 
 
 @inline
-def _has_failed(failed: IntArray, row: int, gang: GangRequest) -> bool:
-    """Whether an equal request did not fit before in this walk.
+def _result(failed: IntArray, row: int, gang: GangRequest) -> int:
+    """The result in ``WalkState.failed`` of an equal request, or 0.
 
-    It does not fit now either: what is free, and what the running jobs later in the order hold, together never grow.
+    ``_NEVER`` holds for the whole walk: what is free, and what the running jobs later in the order hold, together never
+    grow. ``_BESIDE`` holds for jobs that end after the reservation begins, until a grant is written.
     """
-    return (
-        failed[row, 5] == 1 and failed[row, 0] == gang.gpus and failed[row, 1] == gang.share
-        and failed[row, 2] == gang.cpu and failed[row, 3] == gang.mem and failed[row, 4] == gang.gpu_type
-    )
+    if (
+        failed[row, 0] == gang.gpus and failed[row, 1] == gang.share and failed[row, 2] == gang.cpu
+        and failed[row, 3] == gang.mem and failed[row, 4] == gang.gpu_type
+    ):
+        return failed[row, 5]
+    return 0
 
 
-@internal
+@inline
+def _note(failed: IntArray, row: int, gang: GangRequest, result: int) -> None:
+    """Note in ``WalkState.failed`` that a request got nothing."""
+    failed[row, 0], failed[row, 1], failed[row, 2] = gang.gpus, gang.share, gang.cpu
+    failed[row, 3], failed[row, 4], failed[row, 5] = gang.mem, gang.gpu_type, result
+
+
+@njit
 def _reaches(free: FreeResources, w: WalkState, jobs: Jobs, gang: GangRequest, later: IntArray) -> bool:
     """Whether a type would have enough GPUs for a gang if all of ``later`` left. Most often the first of them do."""
     reach = free.total.copy()
@@ -251,7 +255,7 @@ def _reaches(free: FreeResources, w: WalkState, jobs: Jobs, gang: GangRequest, l
     return False
 
 
-@internal
+@njit
 def _evict_for(
     free: FreeResources, w: WalkState, jobs: Jobs, gang: GangRequest, later: IntArray, rule: int, classes: FloatArray
 ) -> bool:
@@ -277,12 +281,12 @@ def _evict_for(
     if not fits:
         for k in range(num_victims):
             v = victims[k]
-            _take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
+            take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
         return False
     w.leaves[victims[num_victims - 1]] = True  # without this one the gang did not fit
     for k in range(num_victims - 2, -1, -1):  # the others are spared in order of importance
         v = victims[k]
-        _take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
+        take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
         w.leaves[v] = not choose(free, gang, rule, classes, w.scratch, w.pairs)
         if w.leaves[v]:
             give_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
@@ -322,10 +326,10 @@ def _sift_down(heap: IntArray, size: int, at: int, end_ms: FloatArray) -> None:
         heap[at] = moved
 
 
-@internal
+@njit
 def reserve(
     free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, gang: GangRequest, rule: int,
-    classes: FloatArray, runs: IntArray,
+    classes: FloatArray,
 ) -> None:
     """Find the earliest expected time at which the gang fits, and reserve its GPUs then.
 
@@ -337,7 +341,6 @@ def reserve(
         gang: Request of the waiting gang.
         rule: Placement rule.
         classes: Task classes.
-        runs: Rows of the jobs that have GPUs, in any order.
 
     Source:
         Lifka, The ANL/IBM SP Scheduling System, JSSPP 1995 (EASY). Differs: reserves GPUs of nodes, not a count;
@@ -346,7 +349,8 @@ def reserve(
     future = reservation.future
     copy_into(free, future)
     w.shadow_ms[0] = np.inf
-    heap, size = runs.copy(), len(runs)
+    heap = np.flatnonzero((w.first >= 0) & ~w.leaves)  # the jobs that have GPUs
+    size = len(heap)
     for at in range(size // 2 - 1, -1, -1):
         _sift_down(heap, size, at, jobs.end_ms)
     while size:
@@ -396,30 +400,14 @@ def reserve_pairs(
         update_joint(free, reservation.future, reservation.joint, w.pairs[i, 0])
 
 
-@inline
-def is_passed_over(free: FreeResources, w: WalkState, j: int, gang: GangRequest, misfit: int) -> bool:
-    """Whether a waiting job gets nothing without a search, and why: the walk has stopped, or an equal request failed.
-
-    In a walk past thousands of waiting jobs this is all that happens to most of them. It is compiled into the walk,
-    because a call counts a reference for each of the two dozen arrays of its arguments.
-    """
-    head, row = w.head[0], _row_of(gang)
-    over = True
-    if head >= 0 and misfit == STOP:
-        w.why[j], w.blocker[j] = _BEHIND, head
-    elif _has_failed(w.failed, row, gang):
-        w.why[j], w.blocker[j] = _TOO_FEW if has_too_few(free, gang) else _SHAPE, head
-    else:
-        over = False
-    return over
-
-
 @internal
-def serve(
+def _serve(
     free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, j: int, gang: GangRequest, misfit: int,
-    rule: int, classes: FloatArray, later: IntArray, runs: IntArray,
-) -> bool:
-    """Serve one waiting job: find GPUs for it, or note why it gets none.
+    rule: int, classes: FloatArray, later: IntArray,
+) -> None:
+    """Find GPUs for one waiting job whose result is not known from an equal request, or note why it gets none.
+
+    If the job starts, its grants are ``w.node[w.first[j]:]`` and ``w.gpu[w.first[j]:]``.
 
     Args:
         free: Resources that are free now.
@@ -432,19 +420,14 @@ def serve(
         rule: Placement rule.
         classes: Task classes.
         later: Rows of running jobs after it in the order, which may have to leave.
-        runs: Rows of the jobs that have GPUs, in any order; read only if the job gets the reservation.
-
-    Returns:
-        Whether the job starts; its grants are then ``w.node[w.first[j]:]`` and ``w.gpu[w.first[j]:]``.
     """
-    if is_passed_over(free, w, j, gang, misfit):
-        return False
     head, failed, row = w.head[0], w.failed, _row_of(gang)
     fits = choose(free, gang, rule, classes, w.scratch, w.pairs)
     if fits and head >= 0 and jobs.end_ms[j] > w.shadow_ms[0]:
         if not choose(reservation.joint, gang, rule, classes, w.scratch, w.pairs):
             w.why[j], w.blocker[j] = _RESERVED, head
-            return False
+            _note(failed, row, gang, _BESIDE + w.used[0])
+            return
         take_pairs(reservation.future, gang, w.pairs)
     if fits:
         take_pairs(free, gang, w.pairs)
@@ -461,15 +444,61 @@ def serve(
             if head >= 0:
                 update_joint(free, reservation.future, reservation.joint, pairs[i, 0])
         w.used[0] = start + gang.gpus
-        return True
-    failed[row, 0], failed[row, 1], failed[row, 2] = gang.gpus, gang.share, gang.cpu
-    failed[row, 3], failed[row, 4], failed[row, 5] = gang.mem, gang.gpu_type, 1
+        return
+    _note(failed, row, gang, _NEVER)
     w.why[j], w.blocker[j] = _TOO_FEW if has_too_few(free, gang) else _SHAPE, head
     if head < 0 and misfit != SKIP:
         w.head[0] = j
         if misfit == RESERVE:
-            reserve(free, reservation, w, jobs, gang, rule, classes, runs)
-    return False
+            reserve(free, reservation, w, jobs, gang, rule, classes)
+
+
+@internal
+def _serve_in_order(
+    free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, order: IntArray, want: IntArray,
+    owner: IntArray, runners: IntArray, misfit: int, rule: int, classes: FloatArray,
+) -> None:
+    """Let running jobs grow and serve waiting jobs, in order.
+
+    Args:
+        free: Resources that are free now.
+        reservation: Resources that the reservation leaves, once there is one.
+        w: The walk.
+        jobs: Job columns.
+        order: Job rows, first served first (J,).
+        want: GPUs each job should have (J,).
+        owner: Output, the job of each grant.
+        runners: Rows of the jobs that hold GPUs, in order.
+        misfit: STOP, SKIP or RESERVE.
+        rule: Placement rule.
+        classes: Task classes.
+    """
+    passed, end = 0, len(runners)
+    for j in order:
+        start, head = w.used[0], w.head[0]
+        if jobs.holds[j]:
+            passed += 1
+            if want[j] > jobs.gpus[j] and not w.leaves[j] and head < 0:  # never past a job that blocks
+                _grow(free, w, jobs, j, want[j], rule, classes)
+        elif not jobs.waits[j]:
+            continue
+        elif want[j] == 0:
+            w.why[j] = _NOT_NOW
+        elif head >= 0 and misfit == STOP:
+            w.why[j], w.blocker[j] = _BEHIND, head
+        else:
+            gang = gang_of(jobs, j)
+            result = _result(w.failed, _row_of(gang), gang)
+            if result == _NEVER:
+                w.why[j], w.blocker[j] = _TOO_FEW if has_too_few(free, gang) else _SHAPE, head
+            elif result == _BESIDE + start and jobs.end_ms[j] > w.shadow_ms[0]:
+                w.why[j], w.blocker[j] = _RESERVED, head
+            else:
+                while end > passed and w.leaves[runners[end - 1]]:
+                    end -= 1  # victims of the jobs before are passed once, not by every job
+                _serve(free, reservation, w, jobs, j, gang, misfit, rule, classes, runners[passed:end])
+        for i in range(start, w.used[0]):
+            owner[i] = j
 
 
 @internal
@@ -583,7 +612,7 @@ def walk(
         if jobs.holds[v]:
             runners[num_runners] = v
             num_runners += 1
-            _take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
+            take_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
     for v in runners[:num_runners]:  # GPUs given back are free for all jobs
         if want[v] == 0:
             w.leaves[v] = True
@@ -591,26 +620,7 @@ def walk(
             give_all(free, gang_of(jobs, v), w.node, w.gpu, w.first[v])
         elif want[v] < jobs.gpus[v]:
             _shrink(free, w, jobs, v, want[v], rule)
-    passed = 0
-    for j in order:
-        start = w.used[0]
-        if jobs.holds[j]:
-            passed += 1
-            if want[j] > jobs.gpus[j] and not w.leaves[j] and w.head[0] < 0:  # never past a job that blocks
-                _grow(free, w, jobs, j, want[j], rule, classes)
-        elif not jobs.waits[j]:
-            continue
-        elif want[j] == 0:
-            w.why[j] = _NOT_NOW
-        elif not is_passed_over(free, w, j, gang_of(jobs, j), misfit):
-            runs = w.used[:0]
-            if misfit == RESERVE and w.head[0] < 0:
-                runs = np.flatnonzero((w.first >= 0) & ~w.leaves)
-            while num_runners > passed and w.leaves[runners[num_runners - 1]]:
-                num_runners -= 1  # victims of the jobs before are passed once, not by every job
-            later = runners[passed:num_runners]
-            serve(free, reservation, w, jobs, j, gang_of(jobs, j), misfit, rule, classes, later, runs)
-        owner[start : w.used[0]] = j
+    _serve_in_order(free, reservation, w, jobs, order, want, owner, runners[:num_runners], misfit, rule, classes)
     kept = np.empty(w.used[0], np.bool_)
     for i in range(len(kept)):
         j = owner[i]

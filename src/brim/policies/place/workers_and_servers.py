@@ -78,16 +78,22 @@ class WorkersAndServers:
             room.take(ranks)
         why, blocker = np.full(len(jobs), int(Why.NOT_NOW)), np.full(len(jobs), NONE)
         decided = sizes.gpus > 0 if not len(sizes.cpu_workers) else sizes.gpus + sizes.cpu_workers > 0
-        decided[list(has)] = True
+        holds = np.zeros(len(jobs), dtype=np.bool_)
+        holds[list(has)] = decided[list(has)] = True
         for phase, reason in _WHY_OF_PHASE.items():
             why[jobs.phase == phase], decided[jobs.phase == phase] = reason, False
         given: dict[int, list[_Rank]] = {}
-        later = [row for row in order.tolist()[::-1] if row in has]  # those that have to give way first come first
+        later = order[holds[order]][::-1].tolist()  # those that have to give way first come first
         stopped = False
+        failed: dict[tuple[int, ...], int] = {}  # why it got nothing; so does an equal request until something changes
         rows = order[decided[order]]
-        for row, ask in zip(rows.tolist(), _asks(snapshot, sizes, rows), strict=True):
-            mine = has.pop(row, None)
+        for row, asked in zip(rows.tolist(), _asked(snapshot, sizes, rows), strict=True):
+            if asked in failed and row not in has:
+                why[row] = failed[asked]
+                continue
+            ask, mine = _Ask(*asked), has.pop(row, None)
             if mine is not None:
+                failed.clear()
                 later.remove(row)
                 if _counts(mine) == ask[:5]:
                     given[row] = mine
@@ -100,8 +106,11 @@ class WorkersAndServers:
                 placed = kept  # rather what it has than nothing
             if placed is None:
                 why[row] = _why_not(room, ask, stopped=stopped)
-                stopped = stopped or self.misfit == "stop"
+                stopped = self.misfit == "stop"
+                if mine is None and not stopped:
+                    failed[asked] = int(why[row])
                 continue
+            failed.clear()
             room.take(placed)
             given[row] = placed
         return revocable_as_before(_grants(given, why, blocker), snapshot)
@@ -253,8 +262,8 @@ def _held(snapshot: Snapshot) -> dict[int, list[_Rank]]:
     return found
 
 
-def _asks(snapshot: Snapshot, sizes: Sizes, rows: IntArray) -> list[_Ask]:
-    """What these jobs are to have."""
+def _asked(snapshot: Snapshot, sizes: Sizes, rows: IntArray) -> Iterator[tuple[int, ...]]:
+    """What these jobs are to have: the fields of ``_Ask``, as plain tuples, since most are only looked up."""
     jobs = snapshot.jobs
     nothing, per_rank = np.zeros(len(jobs), dtype=np.int64), np.maximum(jobs.cpu_milli, WHOLE_GPU)
     columns = (
@@ -263,7 +272,7 @@ def _asks(snapshot: Snapshot, sizes: Sizes, rows: IntArray) -> list[_Ask]:
             (sizes.server_milli, per_rank),
         )), jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type,
     )
-    return [_Ask(*values) for values in zip(*(column[rows].tolist() for column in columns), strict=True)]
+    return zip(*(column[rows].tolist() for column in columns), strict=True)
 
 
 def _at_most(mine: list[_Rank], ask: _Ask) -> list[_Rank]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.snapshot import Snapshot
 from brim.policies.size.candidates import Candidates, candidates, per_sample_ms
 from brim.policies.size.goodput import best_values, restart_ms
-from brim.policies.sockets import Sizes
+from brim.policies.sockets import Sizes, Worth
 from brim.units import MS_PER_S
 
 LEAST_START_MS: Final = MS_PER_S
@@ -66,14 +67,17 @@ class CompletionTime:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> Sizes:
         """See ``Size``."""
+        return self.with_worth(snapshot, beliefs, order)[0]
+
+    def with_worth(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray) -> tuple[Sizes, Worth]:
+        """See ``WholePlan``."""
         fall = self._fall(snapshot, beliefs)
         job, gpus = fall.found.possible
         value = fall.of(job, fall.found.speedup, restarts=gpus != snapshot.jobs.gpus_now[job]) - self.gpu_price * gpus
-        return best_values(snapshot, beliefs, fall.found, value, fall.without_gpus)
+        return best_values(snapshot, beliefs, fall.found, value, fall.without_gpus), partial(self._worth, fall)
 
-    def worth(self, snapshot: Snapshot, beliefs: Beliefs, gpus: IntArray, restarts: BoolArray) -> FloatArray:
-        """See ``WholePlan``: how fast V falls, and GPU time."""
-        fall = self._fall(snapshot, beliefs)
+    def _worth(self, fall: _Fall, gpus: IntArray, restarts: BoolArray) -> FloatArray:
+        """How fast V falls under P plans, and GPU time (P,); see ``Worth``."""
         found, every = fall.found, np.arange(len(gpus[0]))
         speedup = np.where(np.isfinite(found.rate_JG), found.rate_JG, 0.0)
         speedup = np.maximum.accumulate(speedup, axis=1) / np.maximum(speedup[every, found.least], TINY)[:, None]
@@ -148,7 +152,8 @@ class _Fall:
 
 def longer_jobs(left_JQ: FloatArray) -> FloatArray:
     """Expected number of jobs that have more left than each one, of quantiles (J, Q); itself counts one half (J,)."""
-    every = np.sort(left_JQ, axis=None)
-    below = np.searchsorted(every, left_JQ, side="left") + np.searchsorted(every, left_JQ, side="right")
-    longer: FloatArray = (every.size - below / 2).mean(axis=1) / max(left_JQ.shape[1], 1)
+    in_order = np.argsort(left_JQ, axis=None)
+    every, below = left_JQ.ravel()[in_order], np.empty(left_JQ.size)
+    below[in_order] = np.searchsorted(every, every, side="left") + np.searchsorted(every, every, side="right")
+    longer: FloatArray = (every.size - below.reshape(left_JQ.shape) / 2).mean(axis=1) / max(left_JQ.shape[1], 1)
     return longer

@@ -14,6 +14,7 @@ from brim.core.arrays import IntArray
 from brim.core.lifecycle import Phase
 from brim.core.trace import NONE, trace_of
 from brim.engine.scheduler import Scheduler
+from brim.engine.trigger import JOBS_OF_NONE
 from brim.sim.compiled import loop, orders
 from brim.sim.compiled.eligible import is_implemented
 from brim.sim.compiled.loop import LoopState
@@ -54,6 +55,9 @@ class Continuation:
         )
         self._inputs = loop_inputs(scenario)
         self._inputs.number[loop.GAP] = trigger.gap_ms
+        if not (scheduler.policy.changes_running and state.has_elastic):
+            self._inputs.number[loop.GAP_US] = JOBS_OF_NONE * trigger.gap_job_us
+            self._inputs.number[loop.GAP_JOB_US] = trigger.gap_job_us
         self._state, self._order = loop_state(scenario), order_state(scenario)
         job = self._state.job
         holds = np.isin(jobs.phase, (Phase.STARTING, Phase.RUNNING))

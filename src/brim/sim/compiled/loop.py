@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from brim.compiled import inline, internal, njit
+from brim.compiled import in_place, inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.events import Kind
 from brim.core.reasons import Why
@@ -64,6 +64,7 @@ from brim.sim.compiled.orders import (
     total_ms,
     use,
 )
+from brim.units import US_PER_MS
 
 FINISHED, STOPPED, _SUBMITTED = int(Kind.FINISHED), int(Kind.STOPPED), int(Kind.SUBMITTED)
 _ELIGIBLE, STARTED, _REPORTED = int(Kind.ELIGIBLE), int(Kind.STARTED), int(Kind.REPORTED)
@@ -76,9 +77,11 @@ GOES_ON, OVER, IDLE, FULL, BEGAN = range(5)
 """Why the loop returned: it handled as many events as was asked; all jobs have ended; jobs wait and nothing will
 happen; an array is full; jobs were started whose paces depend on their nodes."""
 
-(GAP, PERIOD, FIXED, START_MS, SAVE_MS, RESTART_MS, MISFIT, RULE, TYPES, DEPENDENTS_MAX, PACED) = range(11)
-"""Entries of ``LoopInputs.number``; the last says whether paces were known before the replay began."""
-NUM_SETTINGS: Final = 11
+(GAP, PERIOD, FIXED, START_MS, SAVE_MS, RESTART_MS, MISFIT, RULE, TYPES, DEPENDENTS_MAX, PACED, GAP_US,
+ GAP_JOB_US) = range(13)
+"""Entries of ``LoopInputs.number``; ``PACED`` says whether paces were known before the replay began, and with
+``GAP_JOB_US`` above 0 the gap is ``GAP_US`` and this much for each waiting job, if that is less than ``GAP``."""
+NUM_SETTINGS: Final = 13
 (HEAP, SEQUENCE, ARRIVED, ENDED, ALIVE, WAITING, HOLDING, GRANTED, RUNS, RUN_GPUS, NOW, APPLIED, SINCE_MS, LAST,
  ROUNDS, EVENTS, PROGRESSED, FUTILE, FUTILE_MS, BEGUN) = range(20)
 """Entries of ``LoopState.number``: entries of the heap, events pushed, jobs that arrived, ended, are in the tables,
@@ -201,11 +204,13 @@ def _due_ms(n: IntArray, settings: IntArray) -> int:
     """``engine.trigger`` and ``engine.scheduler``: when the next round is due."""
     if n[WAITING] == 0:
         return NEVER
-    due_ms, ran = int(NEVER), n[ROUNDS] > 0
+    due_ms, ran, gap_ms = int(NEVER), n[ROUNDS] > 0, settings[GAP]
+    if settings[GAP_JOB_US]:
+        gap_ms = min(gap_ms, (settings[GAP_US] + n[WAITING] * settings[GAP_JOB_US]) // US_PER_MS)
     if n[SINCE_MS] >= 0:
-        due_ms = max(n[SINCE_MS], n[LAST] + settings[GAP]) if ran else n[SINCE_MS]
+        due_ms = max(n[SINCE_MS], n[LAST] + gap_ms) if ran else n[SINCE_MS]
     if settings[PERIOD] and ran:
-        due_ms = min(due_ms, n[LAST] + max(settings[PERIOD], settings[GAP]))
+        due_ms = min(due_ms, n[LAST] + max(settings[PERIOD], gap_ms))
     if due_ms == NEVER:
         return NEVER
     due_ms = max(due_ms, n[APPLIED])
@@ -233,7 +238,7 @@ def _release(s: LoopState, o: OrderState, j: int) -> None:
     use(o, job[j, USER], service, n[NOW])
 
 
-@njit
+@in_place
 def close_run(s: LoopState, inputs: LoopInputs, j: int, end_ms: int) -> None:
     """Record that a job held its GPUs until a time; one whose GPUs were not free before then never got them."""
     n, job, begin_ms = s.number, s.job, s.job[j, BEGIN]
@@ -271,7 +276,7 @@ def _go_on(s: LoopState, j: int, from_ms: int) -> None:
     _push(s, end_ms, FINISHED if i == job[j, LAST_INTERVAL] else _REPORTED, j, job[j, PLACEMENTS])
 
 
-@njit
+@in_place
 def set_off(s: LoopState) -> None:
     """Expect the ends of the intervals in which the jobs that were started begin."""
     n = s.number
@@ -370,7 +375,7 @@ class _Table(NamedTuple):
     held: Held
 
 
-@internal
+@njit
 def _table(s: LoopState, inputs: LoopInputs, o: OrderState) -> _Table:
     """Bring the jobs in order and copy what the walk reads of them."""
     n, job, alive, lead, row_of, now_ms = s.number, s.job, s.alive, o.lead, s.row_of, s.number[NOW]
@@ -408,7 +413,7 @@ def _table(s: LoopState, inputs: LoopInputs, o: OrderState) -> _Table:
     return _Table(ids, order, jobs, Held(held_job, held_node, held_gpu))
 
 
-@internal
+@njit
 def _classes(s: LoopState, rule: int) -> FloatArray:
     """``policies.place.parts.task_classes``; none for a rule that does not read them."""
     kinds, present, total = s.classes, 0, 0
@@ -424,7 +429,7 @@ def _classes(s: LoopState, rule: int) -> FloatArray:
     return found
 
 
-@internal
+@njit
 def _of_those_who_stay(table: _Table, why: IntArray) -> tuple[IntArray, Jobs, Held]:
     """What the walk reads once the jobs that leave are gone: sizes, 0 for those that do not run, jobs, and grants."""
     jobs, held, rows, kept = table.jobs, table.held, len(table.id), 0
@@ -452,7 +457,7 @@ def _any_without(why: IntArray, marked: BoolArray | IntArray) -> bool:
     return without > 0
 
 
-@internal
+@njit
 def _round(s: LoopState, inputs: LoopInputs, o: OrderState) -> None:
     """Order the jobs, walk down the order, and carry out the difference: preempt, then start.
 
@@ -545,7 +550,7 @@ def _is_full(s: LoopState, inputs: LoopInputs) -> bool:
     )
 
 
-@njit
+@in_place
 def advance(s: LoopState, inputs: LoopInputs, o: OrderState, events: int) -> int:
     """Handle events and rounds in order of time, until their number is a multiple of ``events``; returns why."""
     n, heap, job, jobs = s.number, s.heap, s.job, len(s.job)
@@ -585,7 +590,7 @@ def advance(s: LoopState, inputs: LoopInputs, o: OrderState, events: int) -> int
     return OVER
 
 
-@njit
+@in_place
 def under_way_since(s: LoopState, now_ms: int) -> int:
     """When the first of the jobs that have GPUs began to make progress; ``now_ms`` if none did."""
     first_ms = now_ms

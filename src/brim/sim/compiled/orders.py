@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from brim.beliefs.runtime import UNKNOWN_RUN_MS
-from brim.compiled import inline, internal
+from brim.compiled import inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.lifecycle import Phase
 from brim.core.trace import NONE
@@ -248,7 +248,7 @@ def _set_ranks(o: OrderState) -> None:
         alive -= ended[i]
 
 
-@internal
+@njit
 def _set_shares(o: OrderState, job: IntArray, alive: IntArray, size: int, now_ms: int) -> None:
     """``policies.order.fair``: what each job's user would have received for each unit of weight."""
     users = len(o.usage)
@@ -305,7 +305,7 @@ def put_in_order(order: IntArray, size: int, job: IntArray, key: FloatArray) -> 
         _merge_sort(order, size, job, key)
 
 
-@internal
+@njit
 def _merge_sort(order: IntArray, size: int, job: IntArray, key: FloatArray) -> None:
     spare = np.empty(size, np.int64)
     width = 1

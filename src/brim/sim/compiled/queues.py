@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from brim.beliefs.runtime import TrueRunTimes
-from brim.compiled import inline, internal, njit
+from brim.compiled import in_place, inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray, frozen
 from brim.core.cluster import Cluster
 from brim.core.replay import Runs
@@ -30,10 +30,10 @@ from brim.policies.place.free_resources import (
     choose,
     copy_into,
     copy_of,
-    give,
+    give_all,
     has_too_few,
     slots_of,
-    take,
+    take_all,
 )
 from brim.policies.place.parts import MISFIT, NO_CLASSES, Consolidate, Spread
 from brim.policies.place.walk import (
@@ -43,7 +43,6 @@ from brim.policies.place.walk import (
     Reservation,
     WalkState,
     gang_of,
-    give_all,
     new_walk,
     reserve_pairs,
     take_pairs,
@@ -53,7 +52,6 @@ from brim.sim.compiled.orders import outlived
 from brim.sim.compiled.scenario import Scenario
 from brim.sim.feasibility import check_fits, type_codes
 from brim.sim.loop import Progress
-from brim.sim.overheads import Overheads
 from brim.units import WHOLE_GPU
 
 _EVENTS_PER_CALL: Final = 200_000
@@ -233,7 +231,7 @@ def _unstick(s: _QueueState, free: FreeResources, jobs: Jobs) -> None:
     n[_FREED] = 0
 
 
-@internal
+@njit
 def _reserve(
     s: _QueueState, free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, estimate_ms: FloatArray,
     start_ms: int, gang: GangRequest, rule: int, classes: FloatArray,
@@ -372,7 +370,7 @@ def _leave_queue(s: _QueueState, r: int) -> None:
     n[_QUEUE_TAIL] -= 1
 
 
-@njit
+@in_place
 def _advance(
     s: _QueueState, free: FreeResources, reservation: Reservation, w: WalkState, jobs: Jobs, submit_ms: IntArray,
     run_ms: IntArray, estimate_ms: FloatArray, key: FloatArray, start_ms: int, gap_ms: int, misfit: int, rule: int,
@@ -380,8 +378,7 @@ def _advance(
 ) -> bool:
     """Handle up to ``events`` events and the rounds between them; returns whether every job has ended.
 
-    Arrays have local names, and the strict order is served in this function, because compiled code counts references to
-    all arrays of a tuple that it passes to a function, which would cost more than the serving.
+    The strict order is served here, the others in ``_round``.
     """
     n, heap, queue, shortest_ms = s.number, s.heap, s.queue, s.shortest_ms
     request_of, request, active, freed, is_freed = s.request_of, s.request, s.active, s.freed, s.is_freed
@@ -413,8 +410,8 @@ def _advance(
                 first[j] = used
                 for i in range(gang.gpus):
                     grant_node[used], grant_gpu[used] = pairs[i, 0], pairs[i, 1]
-                    take(free, gang, pairs[i, 0], pairs[i, 1])
                     used += 1
+                take_all(free, gang, grant_node, grant_gpu, first[j])
                 first_start_ms[j] = now_ms
                 _push(heap, size, now_ms + start_ms + run_ms[j], j)
                 size += 1
@@ -432,12 +429,13 @@ def _advance(
                 _get_under_way(s, jobs, estimate_ms, start_ms)
                 _forget(s, jobs, j)
             gang = GangRequest(gpus[j], share[j], cpu[j], mem[j], gpu_type[j])
-            for i in range(first[j], first[j] + gang.gpus):
-                give(free, gang, grant_node[i], grant_gpu[i])
-                if misfit != STOP and not is_freed[grant_node[i]]:
-                    is_freed[grant_node[i]] = True
-                    freed[n[_FREED]] = grant_node[i]
-                    n[_FREED] += 1
+            give_all(free, gang, grant_node, grant_gpu, first[j])
+            if misfit != STOP:
+                for i in range(first[j], first[j] + gang.gpus):
+                    if not is_freed[grant_node[i]]:
+                        is_freed[grant_node[i]] = True
+                        freed[n[_FREED]] = grant_node[i]
+                        n[_FREED] += 1
         else:
             now_ms = arrival_ms
             if misfit == STOP:
@@ -502,7 +500,7 @@ def run_queues(scenario: Scenario, on_progress: Progress) -> dict[str, Any]:
             scenario.gap_ms, MISFIT[policy.place.misfit], policy.place.rule, NO_CLASSES, _EVENTS_PER_CALL,
         )
         partial = not on_progress(int(state.number[_ENDED]), int(state.number[_NOW])) and not over
-    return _columns(trace, cluster, run_ms, overheads, state, walk_state, partial)
+    return _columns(trace, cluster, run_ms, state, walk_state, partial)
 
 
 def _requests(trace: Trace, gpu_type: IntArray) -> IntArray:
@@ -516,8 +514,7 @@ def _requests(trace: Trace, gpu_type: IntArray) -> IntArray:
 
 
 def _columns(
-    trace: Trace, cluster: Cluster, run_ms: IntArray, overheads: Overheads, state: _QueueState, walk_state: WalkState,
-    partial: bool,
+    trace: Trace, cluster: Cluster, run_ms: IntArray, state: _QueueState, walk_state: WalkState, partial: bool,
 ) -> dict[str, Any]:
     now_ms = int(state.number[_NOW])
     start, finish = state.first_start_ms, state.finish_ms

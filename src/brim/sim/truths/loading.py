@@ -79,7 +79,7 @@ class LoadingData:
         ranks = sum(each.ranks for each in company.on_nodes)
         if told is None:  # its run time is known, and nothing else: it trains on as many samples as fit that
             told = Report(samples_done=done / MS_PER_S * ranks * of[RATE], samples_per_s=ranks * float(of[RATE]))
-        epoch = self._epoch_ends(job, of, ranks)
+        epoch = self._epoch_ends(of, ranks)
         if epoch is not None and self._disk < np.inf:
             if done >= epoch:
                 self._read_once.add(job)
@@ -89,7 +89,7 @@ class LoadingData:
         told = replace(told, samples_per_s=told.samples_per_s * speed, loader_wait_ratio=1 - speed)
         return Pace(per_ms * speed, until, ends, told)
 
-    def _epoch_ends(self, job: int, of: FloatArray, ranks: int) -> float | None:
+    def _epoch_ends(self, of: FloatArray, ranks: int) -> float | None:
         """Work after which a job has read all samples once; None where work is not counted in time, or is unknown."""
         if not isinstance(self._fed, Rigid) or of[DATASET_BYTES] <= 0 or of[SAMPLE_BYTES] <= 0:
             return None

@@ -153,14 +153,14 @@ class Checkpointer:
         """Whether a checkpoint is being written; `save` would wait for it."""
         return self._saving is not None and not self._saving.done
 
-    def newest_epoch(self) -> int:
+    def newest_token(self) -> int:
         """Return the highest fencing token that the folder has seen; 0 if there is none."""
         try:
-            return self._folder.newest_epoch()
+            return self._folder.newest_token()
         except FileNotFoundError:
             return 0
         except OSError as error:
-            raise self._folder.in_words(error, doing="restoring") from error
+            raise self._folder.in_words(error, doing="restoring") from None
 
     def advance(self, token: int) -> None:
         """Use a new fencing token; with an equal one, take over saving from another process."""
@@ -256,7 +256,7 @@ class Checkpointer:
             self._folder.fence_off()
             return read_newest(self._folder, wanted)
         except OSError as error:
-            raise self._folder.in_words(error, doing="restoring") from error
+            raise self._folder.in_words(error, doing="restoring") from None
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -291,26 +291,26 @@ class Checkpointer:
         self._folder.claim()
         self._folder.tidy()
         self._folder.check_space(self._copy.bytes + len(meta) + SPARE_BYTES, step=step)
-        aside = self._folder.new_aside()
+        writing = self._folder.new_writing()
         try:
-            written = self._write_aside(aside, step, meta)
-            name = self._folder.publish(aside, step)
+            written = self._write_files(writing, step, meta)
+            name = self._folder.publish(writing, step)
         except Exception:
-            self._folder.discard(aside)
+            self._folder.discard(writing)
             raise
         self._verify(name, step, written)
         self._delete_older(name)
         return name
 
-    def _write_aside(self, aside: str, step: int, meta: str) -> dict[str, memoryview]:
+    def _write_files(self, writing: str, step: int, meta: str) -> dict[str, memoryview]:
         """Write all files of a checkpoint; return their bytes by name."""
-        self._files.make_folder(self._folder.path(aside))
+        self._files.make_folder(self._folder.path(writing))
         written = {shard.file: self._copy.image(shard) for shard in self._copy.shards}
-        sums = [self._write_file(f"{aside}/{file}", image) for file, image in written.items()]
+        sums = [self._write_file(f"{writing}/{file}", image) for file, image in written.items()]
         written[MANIFEST] = self._manifest(step, sums, meta)
-        self._write_file(f"{aside}/{MANIFEST}", written[MANIFEST])
+        self._write_file(f"{writing}/{MANIFEST}", written[MANIFEST])
         if self._folder.fsync:
-            self._files.sync_folder(self._folder.path(aside))
+            self._files.sync_folder(self._folder.path(writing))
         return written
 
     def _manifest(self, step: int, sums: list[str], meta: str) -> memoryview:

@@ -153,7 +153,7 @@ class Folder:
         if self._fence is not None and top != self._fence:
             raise StaleError(f"{self.root} has been taken over by another process of token {self.token}")
 
-    def new_aside(self) -> str:
+    def new_writing(self) -> str:
         """Return a new name under which to write a checkpoint; it contains the owner."""
         assert self._fence is not None
         self._count += 1
@@ -183,7 +183,7 @@ class Folder:
             return  # it was published or deleted just before
         self._delete(trash)
 
-    def newest_epoch(self) -> int:
+    def newest_token(self) -> int:
         """Return the highest token of a fence in this folder; 0 if there is none."""
         top = self._top_fence()
         return 0 if top is None else top.token
@@ -206,14 +206,14 @@ class Folder:
 
     # Publishing, setting aside, deleting.
 
-    def publish(self, aside: str, step: int) -> str:
+    def publish(self, writing: str, step: int) -> str:
         """Rename what was written to the next free number, if this process still may publish; return the name."""
         while True:
             self.check_fence()
             number = 1 + max(map(number_of, self.saved()), default=0)
             name = f"save-{number:08d}-step-{step}"
             try:
-                self.files.rename(self.path(aside), self.path(name))
+                self.files.rename(self.path(writing), self.path(name))
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
@@ -285,7 +285,7 @@ class Folder:
         if needed_bytes > free_bytes:
             raise SpaceError(
                 f"checkpoint of step {step} needs {needed_bytes:,} bytes in {self.root}, {free_bytes:,} are free; "
-                "nothing was written, and older checkpoints are kept. Free some space or lower keep"
+                "nothing was written, and older checkpoints are kept. Free some space"
             )
 
     def in_words(self, error: OSError, *, doing: str) -> CheckpointError:
@@ -298,7 +298,7 @@ class Folder:
             pass
         message = f"{doing} in {self.root}: {reason_of(error)}"
         if error.errno in _FULL:
-            return SpaceError(f"{message}; the checkpoint before is kept. Free some space or lower keep")
+            return SpaceError(f"{message}; the checkpoint before is kept. Free some space")
         if error.errno in _BARRED:
             return CheckpointError(f"{message}; this user must be allowed to read and write the folder")
         return CheckpointError(message)

@@ -36,7 +36,7 @@ class Checkpoints:
 
         A line on standard error lists changed settings with which this run cannot repeat the bits of the saved one.
         """
-        self.belong_to(self._saver.newest_epoch() + 1)
+        self.belong_to(self._saver.newest_token() + 1)
         found = self._saver.restore()
         if found is None:
             return None

@@ -271,7 +271,7 @@ class Loader:
 
     def set_workers_max(self, most: int) -> None:
         """Change the largest number that "auto" may use; its search goes on. Other numbers stay as they are."""
-        self._workers_max = whole(most, "most", 0, SLOTS - 1)
+        self._workers_max = most = min(whole(most, "most", 0), SLOTS - 1)
         if self._tuner is not None:
             self._tuner.limit(most, ahead=self._ahead.depth if self._ahead is not None else 0)
             self._resize(self._tuner.workers)
@@ -395,8 +395,8 @@ def granted_workers() -> int:
     if said is None:
         return WORKERS_PER_CORE * len(os.sched_getaffinity(0))
     if not (said.isascii() and said.isdigit()):
-        raise ConfigError(f"{LOADER_WORKERS_VARIABLE}={said!r}: expected a whole number from 0 to {SLOTS - 1}")
-    return whole(int(said), LOADER_WORKERS_VARIABLE, 0, SLOTS - 1)
+        raise ConfigError(f"{LOADER_WORKERS_VARIABLE}={said!r}: expected a whole number")
+    return min(int(said), SLOTS - 1)  # a limit, which may be above what a loader can have
 
 
 def check_length(recipe: Recipe) -> None:

@@ -205,11 +205,11 @@ class ConsistencyCheck:
             if len(set(column)) > 1:
                 same = [str(rank) for rank, word in enumerate(column) if word == column[0]]
                 other = [str(rank) for rank, word in enumerate(column) if word != column[0]]
+                evaluates = ", or call model.eval() before an evaluation" if name.startswith("buffer") else ""
                 raise UserError(
                     f"{name} is not equal on all ranks after {counted(steps, 'step')}: rank {', '.join(other)} has "
                     f"other values than rank {', '.join(same)}. The script has changed it outside of run.step, and not "
-                    "on every "
-                    "rank: change it on every rank"
+                    f"on every rank: change it on every rank{evaluates}"
                 )
 
 

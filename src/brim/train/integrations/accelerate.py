@@ -22,7 +22,7 @@ from typing import Any, Final
 from brim.errors import ConfigError, UserError
 from brim.train.integrations import manifests, random_state
 from brim.train.integrations.handshake import Handshake
-from brim.train.integrations.samplers import why_not_resumable
+from brim.train.integrations.samplers import set_epoch, why_not_resumable
 
 try:
     from accelerate import skip_first_batches
@@ -104,8 +104,9 @@ class BrimLoop:
         self._sampler_checked = True
         left = len(loader) - self.batch
         rest = skip_first_batches(loader, self.batch) if self.batch else loader
-        for one in (loader, rest):  # with several ranks, the loader that skips batches does not reach the sampler
+        for one in (loader, rest):
             one.set_epoch(self.epoch)
+        set_epoch(loader, self.epoch)  # of samplers that these do not reach on several ranks
         batches = iter(rest) if left else iter(())
         for _ in range(left):
             found = next(batches)

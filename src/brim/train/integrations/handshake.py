@@ -156,7 +156,7 @@ class Handshake:
         """Return what was requested of this rank: the kind of stop, and the number of the command."""
         kind, number = (_PREPARE if self._asked else _NOT), 0
         for command in self._client.commands(0, self._client.newest_command) if self._client is not None else ():
-            if isinstance(command, Stop) or (isinstance(command, Prepare) and command.new_size == 0):
+            if isinstance(command, Prepare | Stop):
                 kind = max(kind, _STOP if isinstance(command, Stop) else _PREPARE)
                 number = max(number, command.command)
             elif isinstance(command, TuneSettings):

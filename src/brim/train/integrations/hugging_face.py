@@ -16,7 +16,7 @@ from typing import Any, Final
 from brim.errors import ConfigError
 from brim.train.integrations.handshake import Ending, Handshake
 from brim.train.integrations.manifests import newest_checkpoint
-from brim.train.integrations.samplers import why_not_resumable
+from brim.train.integrations.samplers import set_epoch, why_not_resumable
 
 try:
     from transformers import TrainerCallback
@@ -60,6 +60,11 @@ class BrimCallback(TrainerCallback):
         if train_dataloader is not None and (reason := why_not_resumable(train_dataloader)):
             self._handshake.say(reason)
         self._handshake.begin(state.global_step, resumed)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        """Tell the samplers which epoch this is: with several ranks, the loader that skips batches does not."""
+        if train_dataloader is not None:
+            set_epoch(train_dataloader, int((state.epoch or 0) + 1e-6))  # a sum of fractions at the end of an epoch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Agree with the other ranks whether to stop after this step."""

@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from brim.errors import ConfigError
 from brim.train.integrations import manifests, random_state
 from brim.train.integrations.handshake import Ending, Handshake
-from brim.train.integrations.samplers import SeededSampler
+from brim.train.integrations.samplers import SeededSampler, generator_of_wrapped
 
 try:
-    from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.callbacks import Callback, Checkpoint, LearningRateMonitor, ProgressBar
+    from lightning.pytorch.core.hooks import ModelHooks
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
         "brim.train.callbacks.lightning needs lightning: pip install 'brim[integrations]'"
@@ -86,6 +87,12 @@ class BrimCallback(Checkpoint):
             for loader, state in zip(loaders, mine["loaders"], strict=False):
                 loader.load_state_dict(state)
             random_state.put_back(mine["random"])
+            if any(0 < loader.state_dict()["batches"] < len(loader) for loader in loaders):
+                for name in _begin_epochs(trainer, pl_module):
+                    handshake.say(
+                        f"Lightning does not call on_train_epoch_start of {name} where a job resumes within an epoch: "
+                        "what it sets for this epoch is missing unless a checkpoint has it"
+                    )
         self._saved = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -136,25 +143,32 @@ class ResumableLoader(DataLoader[Any]):
 
     The order of an epoch and the seeds of the worker processes come from the epoch's number and a seed drawn when the
     job began. Samplers may draw from the global generators, or have a ``generator`` or ``set_epoch``; one that draws
-    otherwise must not depend on what was drawn before. It needs `BrimCallback`, because Lightning does not report the
-    end of an epoch in time.
+    otherwise must not depend on what was drawn before. A ``generator`` goes on from the seed that it was given if
+    Lightning splits the sampler over several ranks, and is seeded anew for each epoch otherwise. The loader needs
+    `BrimCallback`, because Lightning does not report the end of an epoch in time.
     """
 
     _seed: int | None = None
     _epoch = _batches = 0
+    _drawn_from: torch.Tensor | None = None
+    """State of the wrapped sampler's generator from which this epoch was drawn; None before."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: the seed, the epoch, and how many of its batches were yielded."""
-        return {"seed": self._seed, "epoch": self._epoch, "batches": self._batches}
+        """Return the position: the seed, the epoch, how many of its batches were yielded, what a sampler draws from."""
+        generator, drawn_from = generator_of_wrapped(self), self._drawn_from
+        if generator is not None and drawn_from is None:
+            drawn_from = generator.get_state()
+        return {"seed": self._seed, "epoch": self._epoch, "batches": self._batches, "drawn_from": drawn_from}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position."""
         self._seed, self._epoch, self._batches = state["seed"], state["epoch"], state["batches"]
+        self._drawn_from = state.get("drawn_from")
 
     def end_epoch(self) -> None:
         """Move to the next epoch, unless no batch of this one was yielded."""
         if self._batches:
-            self._epoch, self._batches = self._epoch + 1, 0
+            self._epoch, self._batches, self._drawn_from = self._epoch + 1, 0, None
 
     def __iter__(self) -> Any:
         """Yield the remaining batches of the epoch. It starts at the first ``next``: state is loaded after ``iter``.
@@ -185,6 +199,10 @@ class ResumableLoader(DataLoader[Any]):
                     each.generator = self.generator
             if hasattr(each, "set_epoch"):
                 each.set_epoch(self._epoch)
+        if (generator := generator_of_wrapped(self)) is not None:
+            if self._drawn_from is not None:
+                generator.set_state(self._drawn_from)
+            self._drawn_from = generator.get_state()
         before = random_state.taken()
         batches = super().__iter__()
         if self._batches:
@@ -193,6 +211,17 @@ class ResumableLoader(DataLoader[Any]):
         for batch in batches:
             self._batches += 1
             yield batch
+
+
+def _begin_epochs(trainer: Any, pl_module: Any) -> list[str]:
+    """Return the names of the module and of callbacks that do something when an epoch begins, but show progress."""
+    found = [] if type(pl_module).on_train_epoch_start is ModelHooks.on_train_epoch_start else [pl_module]
+    found += [
+        each for each in trainer.callbacks
+        if type(each).on_train_epoch_start is not Callback.on_train_epoch_start
+        and not isinstance(each, ProgressBar | LearningRateMonitor)
+    ]  # fmt: skip
+    return [type(each).__name__ for each in found]
 
 
 def _resumable(trainer: Any) -> list[ResumableLoader]:

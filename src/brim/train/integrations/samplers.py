@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 from brim.train.environment import seed_everything
 from brim.train.integrations import random_state
@@ -47,6 +48,35 @@ class SeededSampler:
             finally:
                 random_state.put_back_on_cpu(before)
             yield from some
+
+
+def generator_of_wrapped(loader: Any) -> torch.Generator | None:
+    """Return the generator of the user's sampler if Lightning has wrapped this for several ranks; else None.
+
+    All ranks must draw the same list from it, of which each takes its part. So it keeps the seed that the user gave it,
+    which is equal on all ranks, and is not seeded from numbers that each rank has drawn.
+    """
+    for found in (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)):
+        wrapped = getattr(getattr(found, "dataset", None), "_sampler", None)  # DistributedSamplerWrapper of Lightning
+        generator = getattr(wrapped, "generator", None)
+        if isinstance(found, DistributedSampler) and isinstance(generator, torch.Generator):
+            return generator
+    return None
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of the samplers of a loader, those that Accelerate has wrapped, too.
+
+    Args:
+        loader: A loader that Accelerate has prepared, for one rank or several, or one of another library.
+        epoch: Number of the epoch that is about to be drawn.
+    """
+    for outer in ("sampler", "batch_sampler"):
+        found = getattr(loader, outer, None)
+        while found is not None:
+            if hasattr(found, "set_epoch"):
+                found.set_epoch(epoch)
+            found = getattr(found, "batch_sampler", getattr(found, "sampler", None))
 
 
 def why_not_resumable(loader: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,6 +64,13 @@ class Ranks:
         if self.rendezvous is not None:
             return self.rendezvous.size
         return self._static.size if self._static is not None else 1
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rank and number of ranks; before the first group is formed, those with which the gang was started."""
+        if self.rendezvous is not None and self.rendezvous.generation == 0 and self.evaluation.place is None:
+            return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return self.rank, self.size
 
     def send(self, message: Message) -> None:
         """Send a message to the supervisor, if there is one."""

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from brim.gang.codec import Decoder, ProtocolError, encode
 from brim.gang.messages import (
@@ -79,9 +79,15 @@ class SupervisorClient:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> SupervisorClient | None:
-        """Return the control of this process; None if no supervisor started it."""
+        """Return the control of this process; None if no supervisor started it.
+
+        One of several processes that a job's ``torchrun`` has started is no rank of the job's gang.
+        """
         path, ident = environment.get(CONTROL_VARIABLE), environment.get(ID_VARIABLE)
-        return cls(path, int(ident), environment.get(GANG_VARIABLE, "")) if path and ident else None
+        gang = environment.get(GANG_VARIABLE, "")
+        if environment.get("WORLD_SIZE", "1") != "1" and environment.get("TORCHELASTIC_RUN_ID") != gang:
+            return None
+        return cls(path, int(ident), gang) if path and ident else None
 
     def on_form(self, call: Callable[[int], None]) -> None:
         """Have the listening thread call this with the generation of each form that arrives."""
@@ -132,8 +138,8 @@ class SupervisorClient:
 
     def _ending(self, above: int) -> Prepare | Stop | None:
         for number, command in sorted(self._commands.items()):
-            if number > above and (isinstance(command, Stop) or getattr(command, "new_size", 1) == 0):
-                return cast("Prepare | Stop", command)
+            if number > above and isinstance(command, Prepare | Stop):
+                return command
         return None
 
     def wait_for_address(self, generation: int, timeout_s: float) -> StoreAddress | None:
@@ -176,6 +182,8 @@ class SupervisorClient:
             try:
                 connection.sendall(encode(message))
             except OSError:
+                with contextlib.suppress(OSError):  # a part may have been sent: the next message begins on a new one
+                    connection.shutdown(socket.SHUT_RDWR)
                 return False
             return True
 

@@ -65,15 +65,21 @@ class Events(Callback):
             after(self.last, self.out)
 
 
+class Begins(Callback):
+    def on_train_epoch_start(self, trainer, *_):
+        trainer.accumulate_grad_batches = 2
+
+
 def main(out, *options):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     seed_everything(5)
     kind = DataLoader if "plain" in options else ResumableLoader
     size, seen = int(os.environ.get("WORLD_SIZE", "1")), Events(out)
+    callbacks = [seen, *([Begins()] if "begins" in options else []), BrimCallback(out)]
     trainer = Trainer(
         max_epochs=3, accelerator="cpu", devices=size, strategy="ddp" if size > 1 else "auto", logger=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[seen, BrimCallback(out)],
+        enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks,
         accumulate_grad_batches=2, limit_train_batches=6, max_steps=100 if "max_steps" in options else -1,
     )  # fmt: skip
     model = Model()

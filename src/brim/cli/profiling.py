@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final
 
 import numpy as np
 
 from brim import __version__
-from brim.beliefs import analyser, loading
+from brim.beliefs import loading
 from brim.beliefs.analyser import (
     BYTES_MAX_EXP,
     REPETITIONS,
@@ -30,6 +30,7 @@ from brim.beliefs.analyser import (
 )
 from brim.beliefs.throughput import PARAMETERS, Fit, Observations, fit
 from brim.errors import ConfigError, UserError
+from brim.train.tools.profile.gang import BoxExchange, Header, Script, ScriptSteps, largest_that_fits
 
 CPU_RANKS: Final = (1, 2)
 """Default ranks without GPUs: enough to show the cost of an exchange; more ranks would share the processors."""
@@ -43,110 +44,6 @@ PROBE_STEPS: Final = 3
 """Steps at each of two batches from which the memory limit of a GPU is estimated; ours."""
 MEMORY_SHARE: Final = 0.95
 """Part of a GPU's memory that counts as usable; the rest is left for fragmentation. Ours."""
-
-
-class ScriptLike(Protocol):
-    """The script to measure."""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Script and arguments."""
-        ...
-
-
-class HeaderLike(Protocol):
-    """Properties of a script and its machine, known before the first step.
-
-    Batches and samples are counted per rank or globally as their names say; ``memory_bytes`` is None on a CPU.
-    """
-
-    @property
-    def device(self) -> str: ...  # noqa: D102 - see the class
-
-    @property
-    def device_name(self) -> str: ...  # noqa: D102 - see the class
-
-    @property
-    def gpus(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def memory_bytes(self) -> int | None: ...  # noqa: D102 - see the class
-
-    @property
-    def cpus(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def threads(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def torch(self) -> str: ...  # noqa: D102 - see the class
-
-    @property
-    def python(self) -> str: ...  # noqa: D102 - see the class
-
-    @property
-    def samples(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def global_batch(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def local_batch(self) -> int: ...  # noqa: D102 - see the class
-
-    @property
-    def loader_workers(self) -> int: ...  # noqa: D102 - see the class
-
-
-class StepMeasuresLike(Protocol):
-    """Other measurements at one local batch: waits for the loader, peak of memory, last power."""
-
-    @property
-    def waits_s(self) -> Sequence[float]: ...  # noqa: D102 - see the class
-
-    @property
-    def memory_bytes(self) -> int: ...  # noqa: D102
-
-    @property
-    def power_w(self) -> float | None: ...  # noqa: D102
-
-
-class ScriptStepsLike(analyser.Steps, Protocol):
-    """Step times of a script on some ranks, until the context ends."""
-
-    @property
-    def header(self) -> HeaderLike:
-        """Properties of the script and its machine."""
-        ...
-
-    @property
-    def supply(self) -> Mapping[int, float]:
-        """Samples per second that the loader supplies, by number of workers."""
-        ...
-
-    @property
-    def seen(self) -> Mapping[int, StepMeasuresLike]:
-        """Other measurements, by local batch."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruments:
-    """What measures a script: the caller chooses them, so that this module does not know how ranks are run.
-
-    Attributes:
-        steps: Called with the script, a number of ranks, and as keywords ``local_batch`` of the first step and the
-            numbers of loader workers to ``drain``; measures steps.
-        exchange: Called with the script, its device, sizes in bytes and repetitions; measures all-reduces.
-        largest_that_fits: Called with peaks of memory by local batch and the memory; the largest local batch that fits.
-    """
-
-    steps: Callable[..., ScriptStepsLike]
-    exchange: Callable[..., analyser.Exchange]
-    largest_that_fits: Callable[[dict[int, int], int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +81,7 @@ class Profile:
     """
 
     name: str
-    header: HeaderLike
+    header: Header
     command: tuple[str, ...]
     at: datetime
     took_s: float
@@ -195,14 +92,10 @@ class Profile:
     fitted: Fit
 
 
-def measure(
-    instruments: Instruments, script: ScriptLike, ranks: Sequence[int] | None = None,
-    batch: tuple[int, int] | None = None,
-) -> Profile:
+def measure(script: Script, ranks: Sequence[int] | None = None, batch: tuple[int, int] | None = None) -> Profile:
     """Measure a script.
 
     Args:
-        instruments: What measures.
         script: The script to measure.
         ranks: Numbers of ranks besides 1, ascending; by default up to those of this machine.
         batch: Smallest and largest local batch; by default an eighth of the script's own to the memory limit of a GPU,
@@ -213,21 +106,21 @@ def measure(
         UserError: the script cannot be measured, or not in this range.
     """
     at, began_s = datetime.now(UTC), time.monotonic()
-    with instruments.steps(script, 1, local_batch=batch[0] if batch else 0, drain=loaders()) as alone:
+    with ScriptSteps(script, 1, local_batch=batch[0] if batch else 0, drain=loaders()) as alone:
         header = alone.header
         sizes = [size for size in _sizes(ranks, header) if size > 1]
-        low, high = batch or (header.local_batch, _largest(instruments, alone, header))
+        low, high = batch or (header.local_batch, _largest(alone, header))
         _check_range(low, high, header.samples)
         found = analyse(alone, batch_min=low, gpus_max=1, local_batch_max=high, local_batch_min=low)
     if not found.samples:
         raise UserError(f"{script.words[0]}: a local batch of {low} does not fit the memory: give a smaller --batch")
     steps = _rows(found, alone, 1)
     for size in sizes:
-        steps += _together(instruments, script, size, low, found.local_batch_max, header.samples)
+        steps += _together(script, size, low, found.local_batch_max, header.samples)
     exchange = None
     if sizes:
         largest = BYTES_MAX_EXP if header.gpus else CPU_BYTES_MAX_EXP
-        box = instruments.exchange(script, header.device, exchange_sizes(largest), REPETITIONS)
+        box = BoxExchange(script, header.device, exchange_sizes(largest), REPETITIONS)
         exchange = measure_exchange(box, num_nodes=1, gpus_per_node=sizes[-1], bytes_max_exp=largest)
     return Profile(
         name=Path(script.words[0]).stem, header=header, command=script.words, at=at, took_s=time.monotonic() - began_s,
@@ -246,7 +139,7 @@ def powers_of_two(most: int) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
 
-def _sizes(ranks: Sequence[int] | None, header: HeaderLike) -> Sequence[int]:
+def _sizes(ranks: Sequence[int] | None, header: Header) -> Sequence[int]:
     if ranks is None:
         return powers_of_two(header.gpus) if header.gpus else CPU_RANKS
     if header.gpus and max(ranks) > header.gpus:
@@ -254,7 +147,7 @@ def _sizes(ranks: Sequence[int] | None, header: HeaderLike) -> Sequence[int]:
     return ranks
 
 
-def _largest(instruments: Instruments, alone: ScriptStepsLike, header: HeaderLike) -> int:
+def _largest(alone: ScriptSteps, header: Header) -> int:
     """Largest local batch to measure if none was given."""
     if header.memory_bytes is None:
         return min(CPU_BATCH_RATIO * header.global_batch, header.samples)
@@ -262,7 +155,7 @@ def _largest(instruments: Instruments, alone: ScriptStepsLike, header: HeaderLik
     if two[0] == two[1] or any(alone.step_s(each, PROBE_STEPS) is None for each in two):
         return two[1]
     seen = {each: alone.seen[each].memory_bytes for each in two}
-    fits = instruments.largest_that_fits(seen, round(MEMORY_SHARE * header.memory_bytes))
+    fits = largest_that_fits(seen, round(MEMORY_SHARE * header.memory_bytes))
     return min(max(fits, two[1]), header.samples) if fits else header.samples
 
 
@@ -273,19 +166,17 @@ def _check_range(low: int, high: int, samples: int) -> None:
         )
 
 
-def _together(
-    instruments: Instruments, script: ScriptLike, size: int, low: int, high: int, samples: int
-) -> list[StepMedians]:
+def _together(script: Script, size: int, low: int, high: int, samples: int) -> list[StepMedians]:
     """Steps on several ranks, at the batches that one rank can hold."""
     high = min(high, samples // size)
     if high < low:
         raise UserError(f"--ranks: found {size}, but {samples} samples are fewer than {size} local batches of {low}")
-    with instruments.steps(script, size, local_batch=low) as steps:
+    with ScriptSteps(script, size, local_batch=low) as steps:
         found = analyse(steps, batch_min=low, gpus_max=1, local_batch_max=high, local_batch_min=low)
     return _rows(found, steps, size)
 
 
-def _rows(found: Analysis, measured: ScriptStepsLike, size: int) -> list[StepMedians]:
+def _rows(found: Analysis, measured: ScriptSteps, size: int) -> list[StepMedians]:
     rows = []
     for sample in found.samples:
         seen = measured.seen[sample.local_batch]
@@ -313,7 +204,7 @@ def observations(steps: Iterable[StepMedians]) -> Observations:
     )
 
 
-def gpu_type(header: HeaderLike) -> str:
+def gpu_type(header: Header) -> str:
     """The type's name in cluster strings: H100 for "NVIDIA H100 80GB HBM3"."""
     if not header.gpus:
         return "cpu"
