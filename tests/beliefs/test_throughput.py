@@ -147,13 +147,56 @@ def test_jobs_that_are_fitted_together_are_fitted_as_if_alone(jobs):
 
 
 def test_a_fit_ends_where_it_begins_if_that_meets_the_observations(monkeypatch):
-    from scipy import optimize
-
-    monkeypatch.delattr(optimize, "least_squares")
+    steps, ours = [], throughput._step
+    monkeypatch.setattr(throughput, "_step", lambda *given: steps.append(len(given[0])) or ours(*given))
     for cells in ([(1, 1, 8)], [(1, 1, 8), (1, 1, 16)], [(1, 2, 8)]):
         assert fit(observe(BERT, *zip(*cells, strict=True))).residual < 1e-12
-    with pytest.raises(ImportError):
-        fit(grid(BERT))
+    assert not steps
+    fit(grid(BERT))
+    assert steps
+
+
+def drawn(num_jobs, count, seed):
+    """Jobs with as many noisy observations each; exchange may take any part of their steps, also where none is seen."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(num_jobs):
+        truth = 10 ** rng.uniform([-3, -4, -3, -3, -3, -3, 0], [0, -1, 0.5, 0, 0.5, 0, 1])
+        gpus = 2 ** rng.integers(0, 6, count)
+        exact = observe(truth, np.minimum(gpus, rng.integers(1, 4, count)), gpus, rng.choice([4.0, 8, 16, 64], count))
+        factor = np.exp(rng.normal(0, rng.choice([0, 0.02, 0.1]), count))
+        found.append(Observations(nodes=exact.nodes, gpus=exact.gpus, local_batch=exact.local_batch,
+                                  step_s=exact.step_s * factor, sync_s=exact.sync_s * factor))
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 6, 14])
+@pytest.mark.parametrize("prior", [None, BERT])
+def test_no_parameters_nearby_meet_the_observations_better(monkeypatch, count, prior):
+    ends, descend = [], throughput._descend
+
+    def watched(data, theta, center, width):
+        theta, converged = descend(data, theta, center, width)
+        ends.append((data, theta.copy(), center, width))
+        return theta, converged
+
+    monkeypatch.setattr(throughput, "_descend", watched)
+    seen = drawn(150, count, seed=0)
+    together = fit_all(seen, [prior] * len(seen))
+    (data, theta, center, width), = ends
+    assert all(fitted.ok for fitted in together)
+
+    def squared_error(at):
+        return np.square(throughput._residuals(data, at, center, width)[0]).sum(axis=-1)
+
+    high = np.append(np.full(GAMMA, np.inf), np.log(10))
+    assert (theta >= data.floor).all()
+    assert (theta <= high).all()
+    for away in (*np.eye(len(high)), *np.random.default_rng(1).normal(0, 1, (30, len(high)))):
+        for step in (0.01, -0.01, 0.1, -0.1):
+            near = np.clip(np.where(data.frozen, theta, theta + step * away), data.floor, high)
+            assert (squared_error(near) > squared_error(theta) * 0.999 - 1e-9).all()
+    for ours, own in zip(together, seen, strict=True):
+        assert ours.parameters.tolist() == fit(own, prior).parameters.tolist()
 
 
 def test_one_observation_splits_computing_evenly_and_makes_growth_look_free():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -171,19 +171,27 @@ RETROGRESSION_WIDTH: Final = 1.0
 have 0.1 to 0.5. Pollux penalises the same ratio, for optimism about GPUs not tried yet."""
 NOTHING: Final = 1e-6
 """Smallest value of a parameter, as a share of the shortest step seen; below this it is 0."""
-STEPS_MAX: Final = 60
-"""Most iterations; a fit takes 2 to 10, and one that takes more is reported as not converged."""
+STEPS_MAX: Final = 200
+"""Most iterations; half of all fits take 2 to 12, and one that takes more is reported as not converged."""
 COMPUTE_S_MIN: Final = 1e-10
 """Shortest time to compute one step believed, in seconds; ours: a cycle of a GPU takes longer."""
 STEP_S_MAX: Final = 1e6
 """Longest step believed, in seconds; ours: eleven days. Fits raise the ratio of two times to the tenth power, which a
 double holds of the longest and the shortest step."""
-INSIDE: Final = 1e-9
-"""How far inside the box, in logarithms of parameters, a fit begins."""
-TOLERANCE: Final = 1e-4
-"""A fit has converged when a step gains less than this share of the squared error."""
+TOLERANCE: Final = 1e-6
+"""A fit has converged when a step gains less than this share of the squared error, and the linear model foretold it."""
+KEPT_MIN: Final = 0.25
+"""Share of the gain foretold by the linear model from which on the model counts as right, as in MINPACK and SciPy."""
 FLAT: Final = 1e-8
-"""Slope of the squared error at which a fit ends where it begins: the solver's own default, so it would do the same."""
+"""Slope of half the squared error at which a fit ends where it is."""
+SHORT: Final = 1e-8
+"""Step, in logarithms of parameters, that ends a fit if not even this gains."""
+DAMPING: Final = 1e-3
+"""What the first step adds to the curvature along each parameter, as a share of it. Nielsen 1999."""
+DAMPING_FALL: Final = 1.0 / 3.0
+"""Least factor of the damping after a step that gains. Nielsen 1999."""
+DAMPING_RISE: Final = 2.0
+"""Factor of the damping after a step that does not, and of this factor after each further one. Nielsen 1999."""
 
 
 def fit(observations: Observations, prior: FloatArray | None = None) -> Fit:
@@ -210,20 +218,20 @@ def fit_all(observations: Sequence[Observations], priors: Sequence[FloatArray | 
         priors: Of each job; None or not finite for none.
     """
     known = [prior if prior is not None and np.isfinite(prior).all() else None for prior in priors]
-    alike: dict[tuple[int, float | None], list[int]] = {}
+    alike: dict[tuple[int, bool], list[int]] = {}
     for at, (seen, prior) in enumerate(zip(observations, known, strict=True)):
-        alike.setdefault((len(seen), None if prior is None else float(prior[GAMMA])), []).append(at)
+        alike.setdefault((len(seen), prior is not None), []).append(at)
     fits: dict[int, Fit] = {}
-    for (_, gamma), members in alike.items():
+    for (_, has_prior), members in alike.items():
         seen = Observations(**{name: np.stack([getattr(observations[at], name) for at in members])
                                for name in Observations.__slots__})
-        prior = None if gamma is None else np.array([known[at] for at in members])
-        fits.update(zip(members, _fit_alike(seen, prior, GAMMA_TYPICAL if gamma is None else gamma), strict=True))
+        prior = np.array([known[at] for at in members]) if has_prior else None
+        fits.update(zip(members, _fit_alike(seen, prior), strict=True))
     return [fits[at] for at in range(len(observations))]
 
 
-def _fit_alike(seen: Observations, prior: FloatArray | None, gamma: float) -> list[Fit]:
-    """Fit B jobs with M observations each, (B, M), and priors (B, P) with the same gamma, or none."""
+def _fit_alike(seen: Observations, prior: FloatArray | None) -> list[Fit]:
+    """Fit B jobs with M observations each, (B, M), and priors (B, P), or none."""
     problems, points = _faults(seen), seen.step_s.shape[-1]
     unknown = np.full((len(problems), len(PARAMETERS)), np.nan) if prior is None else prior
     fits = [
@@ -235,7 +243,7 @@ def _fit_alike(seen: Observations, prior: FloatArray | None, gamma: float) -> li
         return fits
     data = _prepare(Observations(**{name: getattr(seen, name)[good] for name in Observations.__slots__}))
     prior = None if prior is None else prior[good]
-    start = _start(data, gamma)
+    start = _start(data, np.full(len(good), GAMMA_TYPICAL) if prior is None else prior[:, GAMMA])
     center = start if prior is None else np.log(np.maximum(prior, np.exp(data.floor)))
     width = np.full(len(PARAMETERS), START_WIDTH if prior is None else PRIOR_WIDTH)
     width[GAMMA] = GAMMA_WIDTH
@@ -269,6 +277,11 @@ class _Data(NamedTuple):
     log_grad: FloatArray
     floor: FloatArray
     frozen: BoolArray
+
+    def of(self, jobs: IntArray) -> _Data:
+        """Those of some jobs."""
+        columns: list[Any] = [each[jobs] for each in self]
+        return _Data(*columns)
 
 
 def _faults(seen: Observations) -> list[str]:
@@ -310,13 +323,16 @@ def _prepare(seen: Observations) -> _Data:
     )
 
 
-def _start(data: _Data, gamma: float) -> FloatArray:
-    """Logarithms of the parameters (B, P) by two linear fits, taking the overlap as known."""
+def _start(data: _Data, gamma: FloatArray) -> FloatArray:
+    """Logarithms of the parameters (B, P) by two linear fits, taking the overlap (B,) as known."""
     start = np.zeros(data.floor.shape)
     start[:, GAMMA] = gamma
     start[:, :ALPHA_R] = _lines(data.batch, data.grad, np.ones(data.step.shape, dtype=np.bool_))
     if not data.frozen[:, GAMMA].all():
-        exchange = np.maximum(data.step**gamma - data.grad**gamma, 0.0) ** (1.0 / gamma)
+        each = gamma[:, None]
+        with np.errstate(divide="ignore"):  # not **, whose last bits depend on strides
+            hidden = np.log(np.maximum(np.exp(each * data.log_step) - np.exp(each * data.log_grad), 0.0))
+        exchange = np.exp(hidden / each)
         for alpha, seen in ((ALPHA_R, data.inside), (ALPHA_N, data.across)):
             start[:, alpha : alpha + 2] = _lines(data.peers, exchange, seen & (exchange > 0))
     with np.errstate(divide="ignore"):
@@ -348,51 +364,56 @@ def _lines(x: FloatArray, y: FloatArray, usable: BoolArray) -> FloatArray:
     return np.where(total[:, None] > 0, np.stack((constant, slope), axis=-1), 0.0)
 
 
-def _descend(
-    data: _Data, theta: FloatArray, center: FloatArray, width: FloatArray
-) -> tuple[FloatArray, list[bool]]:
-    """Least squares from ``theta`` (B, P) within the box, over the parameters that were observed."""
+def _descend(data: _Data, theta: FloatArray, center: FloatArray, width: FloatArray) -> tuple[FloatArray, list[bool]]:
+    """Least squares from ``theta`` (B, P) within the box, over the parameters that were observed.
+
+    Damped Gauss-Newton steps of all jobs at once, cut off at the box: a parameter at its bound whose slope leads out of
+    it takes no part in the next step. What is computed for one job does not depend on the others.
+
+    Source:
+        Levenberg 1944, Marquardt 1963; the damping follows Nielsen, Damping parameter in Marquardt's method, 1999.
+    """
     ceiling = np.full(len(PARAMETERS), np.inf)
     ceiling[GAMMA] = np.log(GAMMA_MAX)
-    theta = np.clip(theta, data.floor + INSIDE, ceiling - INSIDE)
+    theta = np.clip(theta, data.floor, ceiling)
     errors, derivatives = _residuals(data, theta, center, width)
-    slope = np.abs(np.matmul(errors[:, None], derivatives)[:, 0]).max(axis=-1, where=~data.frozen, initial=0.0)
-    converged = slope * np.maximum((theta - data.floor).max(axis=-1), 1.0) < FLAT  # as a job's first report always is
-    for job in np.flatnonzero(~converged).tolist():
-        own = _Data(*(each[job] for each in data))
-        theta[job], converged[job] = _solve(own, theta[job], center[job], width, ceiling)
+    converged = np.zeros(len(theta), dtype=np.bool_)
+    damping, rise = np.full(len(theta), DAMPING), np.full(len(theta), DAMPING_RISE)
+    for _ in range(STEPS_MAX):
+        slope = np.matmul(errors[:, None], derivatives)[:, 0]
+        leads_out = ((theta <= data.floor) & (slope > 0)) | ((theta >= ceiling) & (slope < 0))
+        moves = ~(data.frozen | leads_out)
+        converged |= np.abs(slope).max(axis=-1, where=moves, initial=0.0) < FLAT  # as a job's first report always is
+        at = np.flatnonzero(~converged)
+        if not len(at):
+            break
+        tried = np.clip(
+            theta[at] + _step(derivatives[at], slope[at], moves[at], damping[at]), data.floor[at], ceiling,
+        )
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a step that goes too far is not taken
+            ahead, ahead_derivatives = _residuals(data.of(at), tried, center[at], width)
+            linear = errors[at] + np.matmul(derivatives[at], (tried - theta[at])[..., None])[..., 0]
+            before, after, expected = (np.square(each).sum(axis=-1) for each in (errors[at], ahead, linear))
+            kept = (before - after) / (before - expected)  # how much of what the linear model promised
+        short, better = np.abs(tried - theta[at]).max(axis=-1) < SHORT, after < before
+        to = at[better]
+        theta[to], errors[to], derivatives[to] = tried[better], ahead[better], ahead_derivatives[better]
+        fall = np.maximum(DAMPING_FALL, 1.0 - (2.0 * np.clip(kept, 0.0, 1.0) - 1.0) ** 3)
+        damping[at] *= np.where(better, fall, rise[at])
+        rise[at] = np.where(better, DAMPING_RISE, DAMPING_RISE * rise[at])
+        converged[at] = np.where(better, (before - after < TOLERANCE * before) & (kept > KEPT_MIN), short)
     return theta, converged.tolist()
 
 
-def _solve(
-    data: _Data, start: FloatArray, center: FloatArray, width: FloatArray, ceiling: FloatArray
-) -> tuple[FloatArray, bool]:
-    """Least squares for one job."""
-    from scipy.optimize import least_squares  # noqa: PLC0415 - a quarter of a second that rigid replays do not need
-
-    free = ~data.frozen
-
-    def whole(part: FloatArray) -> FloatArray:
-        theta = start.copy()
-        theta[free] = part
-        return theta
-
-    last: dict[bytes, tuple[FloatArray, FloatArray]] = {}
-
-    def both(part: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Errors and derivatives; the solver asks for them one after the other at each point that it goes to."""
-        key = part.tobytes()
-        if key not in last:
-            last.clear()
-            errors, derivatives = _residuals(data, whole(part), center, width)
-            last[key] = errors, derivatives[:, free]
-        return last[key]
-
-    found = least_squares(
-        lambda part: both(part)[0], start[free], jac=lambda part: both(part)[1],
-        bounds=(data.floor[free], ceiling[free]), ftol=TOLERANCE, max_nfev=STEPS_MAX,
-    )
-    return whole(found.x), bool(found.success)
+def _step(derivatives: FloatArray, slope: FloatArray, moves: BoolArray, damping: FloatArray) -> FloatArray:
+    """The damped Gauss-Newton step (B, P) of the parameters that move."""
+    derivatives = np.where(moves[:, None], derivatives, 0.0)
+    curvature = np.matmul(derivatives.swapaxes(-1, -2), derivatives)
+    columns = np.arange(slope.shape[-1])
+    curvature[:, columns, columns] *= 1.0 + damping[:, None]
+    curvature[:, columns, columns] += ~moves
+    step: FloatArray = -np.linalg.solve(curvature, np.where(moves, slope, 0.0)[..., None])[..., 0]
+    return step
 
 
 def _residuals(
