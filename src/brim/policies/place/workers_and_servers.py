@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import IntArray
+from brim.core.checks import cores_milli
 from brim.core.lifecycle import Phase
 from brim.core.reasons import Why
 from brim.core.setting import ON_CPU, SERVER
@@ -73,76 +73,125 @@ class WorkersAndServers:
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
         """See ``Place``."""
         jobs = snapshot.jobs
-        room, has = _Room(snapshot), _held(snapshot)
-        for ranks in has.values():
-            room.take(ranks)
+        held, asked = _Held(snapshot), _asked(snapshot, sizes)
+        room = _Room(snapshot, held)
         why, blocker = np.full(len(jobs), int(Why.NOT_NOW)), np.full(len(jobs), NONE)
         decided = sizes.gpus > 0 if not len(sizes.cpu_workers) else sizes.gpus + sizes.cpu_workers > 0
-        holds = np.zeros(len(jobs), dtype=np.bool_)
-        holds[list(has)] = decided[list(has)] = True
+        holds = held.ends > held.starts
+        decided |= holds
         for phase, reason in _WHY_OF_PHASE.items():
             why[jobs.phase == phase], decided[jobs.phase == phase] = reason, False
-        given: dict[int, list[_Rank]] = {}
-        later = order[holds[order]][::-1].tolist()  # those that have to give way first come first
-        stopped = False
-        failed: dict[tuple[int, ...], int] = {}  # why it got nothing; so does an equal request until something changes
+        later = dict.fromkeys(order[holds[order]][::-1].tolist())  # those that have to give way first come first
         rows = order[decided[order]]
-        for row, asked in zip(rows.tolist(), _asked(snapshot, sizes, rows), strict=True):
-            if asked in failed and row not in has:
-                why[row] = failed[asked]
+        reasons, keeps = why.tolist(), (held.counts == asked[: len(held.counts)]).all(axis=0).tolist()
+        kept: list[int] = []
+        placed: dict[int, list[_Rank]] = {}
+        stopped = False
+        failed: dict[int, int] = {}  # why it got nothing; so does an equal request until something changes
+        for row, kind in zip(rows.tolist(), _kinds(asked[:, rows]), strict=True):
+            has = row in later
+            if not has and kind in failed:
+                reasons[row] = failed[kind]
                 continue
-            ask, mine = _Ask(*asked), has.pop(row, None)
-            if mine is not None:
+            mine: list[_Rank] = []
+            if has:
                 failed.clear()
-                later.remove(row)
-                if _counts(mine) == ask[:5]:
-                    given[row] = mine
+                del later[row]
+                if keeps[row]:
+                    kept.append(row)
                     continue
-                room.free(mine)
+                room.free(mine := held.ranks(row))
+            ask = _Ask(*asked[:, row].tolist())
             if ask.gpus + ask.cpu_workers == 0:
                 continue
-            placed = None if stopped else self._placed(room, ask, mine or [], has, later)
-            if placed is None and mine is not None and room.fits(kept := _at_most(mine, ask)):
-                placed = kept  # rather what it has than nothing
-            if placed is None:
-                why[row] = _why_not(room, ask, stopped=stopped)
+            found = None if stopped else self._placed(room, ask, mine, held, later)
+            if found is None and has and room.fits(at_most := _at_most(mine, ask)):
+                found = at_most  # rather what it has than nothing
+            if found is None:
+                reasons[row] = _why_not(room, ask, stopped=stopped)
                 stopped = self.misfit == "stop"
-                if mine is None and not stopped:
-                    failed[asked] = int(why[row])
+                if not has and not stopped:
+                    failed[kind] = reasons[row]
                 continue
             failed.clear()
-            room.take(placed)
-            given[row] = placed
-        return revocable_as_before(_grants(given, why, blocker), snapshot)
+            room.take(found)
+            placed[row] = found
+        why = np.array(reasons, dtype=np.int64)
+        return revocable_as_before(_grants(snapshot, kept, placed, why, blocker), snapshot)
 
     def _placed(
-        self, room: _Room, ask: _Ask, mine: list[_Rank], has: dict[int, list[_Rank]], later: list[int]
+        self, room: _Room, ask: _Ask, mine: list[_Rank], held: _Held, later: dict[int, None]
     ) -> list[_Rank] | None:
         """Places for a job, None if there are none; jobs that come later lose what they have only if that helps."""
-        ranks = room.placed(ask, mine)
+        short = ask.gpus - room.num_gpus(ask.share_milli)  # where so many are missing, there is no need to search
+        ranks = room.placed(ask, mine) if short <= 0 else None
         if ranks is not None or not self.preempts:
             return ranks
         gone = []
         for row in later:
-            room.free(has[row])
+            room.free(held.ranks(row))
             gone.append(row)
-            ranks = room.placed(ask, mine)
+            short -= held.num_gpus(row)
+            ranks = room.placed(ask, mine) if short <= 0 else None
             if ranks is not None:
                 break
         if ranks is None:
             for row in gone:
-                room.take(has[row])
+                room.take(held.ranks(row))
             return None
         for row in gone[:-1]:  # only those whose places are in the way
-            room.take(has[row])
+            room.take(held.ranks(row))
             if room.fits(ranks):
                 gone.remove(row)
             else:
-                room.free(has[row])
+                room.free(held.ranks(row))
         for row in gone:
-            later.remove(row)
-            del has[row]
+            del later[row]
         return ranks
+
+
+class _Held:
+    """The ranks that jobs have.
+
+    Shapes: J jobs, G grants.
+
+    Attributes:
+        starts: The first row of each job in the grants (J,).
+        ends: The row after its last (J,); it is ``starts`` for jobs that have nothing.
+        cores_milli: What each rank takes of its node (G,).
+        counts: GPUs, workers on CPU with the cores of each, and servers with theirs (5, J).
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        jobs, grants = snapshot.jobs, snapshot.grants
+        self.snapshot = snapshot
+        num_ranks = np.bincount(grants.job, minlength=len(jobs))
+        self.starts, self.ends = np.zeros((2, len(jobs)), dtype=np.int64)
+        first = np.flatnonzero(np.diff(grants.job, prepend=NONE))
+        self.starts[grants.job[first]] = first
+        self.ends[:] = self.starts + num_ranks
+        self.cores_milli = cores_milli(jobs, grants.job, grants.gpu, grants.share_milli, None)
+        self.counts = np.zeros((5, len(jobs)), dtype=np.int64)
+        for column, kind in ((1, ON_CPU), (3, SERVER)):
+            job = grants.job[grants.gpu == kind]
+            self.counts[column] = np.bincount(job, minlength=len(jobs))
+            np.maximum.at(self.counts[column + 1], job, grants.share_milli[grants.gpu == kind])
+        self.counts[0] = num_ranks - self.counts[1] - self.counts[3]
+        self._ranks: dict[int, list[_Rank]] = {}
+
+    def num_gpus(self, row: int) -> int:
+        """The GPUs that a job has."""
+        return int(self.counts[0, row])
+
+    def ranks(self, row: int) -> list[_Rank]:
+        """The ranks that a job has."""
+        if row not in self._ranks:
+            grants, rows = self.snapshot.grants, slice(self.starts[row], self.ends[row])
+            mib = int(self.snapshot.jobs.mem_mib[row])
+            columns = grants.node, grants.gpu, grants.share_milli, self.cores_milli
+            places = zip(*(column[rows].tolist() for column in columns), strict=True)
+            self._ranks[row] = [_Rank(node, gpu, share, cores, mib) for node, gpu, share, cores in places]
+        return self._ranks[row]
 
 
 class _Room:
@@ -156,8 +205,8 @@ class _Room:
         gpus: Milli-GPUs of each GPU, below 0 for one that takes no jobs (N, G).
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        nodes = snapshot.nodes
+    def __init__(self, snapshot: Snapshot, held: _Held) -> None:
+        nodes, grants = snapshot.nodes, snapshot.grants
         self._type, self._open = nodes.gpu_type, nodes.is_open
         self._types = np.unique(self._type).tolist()
         self.cores, self.mem = nodes.cpu_milli.copy(), nodes.mem_mib.copy()
@@ -165,6 +214,10 @@ class _Room:
         if nodes.withheld.size:
             there &= ~nodes.withheld
         self.gpus = np.where(there, WHOLE_GPU, _NO_GPU)
+        on_gpu = grants.gpu >= 0
+        np.subtract.at(self.cores, grants.node, held.cores_milli)
+        np.subtract.at(self.mem, grants.node, snapshot.jobs.mem_mib[grants.job])
+        np.subtract.at(self.gpus, (grants.node[on_gpu], grants.gpu[on_gpu]), grants.share_milli[on_gpu])
 
     def num_gpus(self, share_milli: int) -> int:
         """GPUs of open nodes of which so much is left."""
@@ -251,28 +304,26 @@ def _why_not(room: _Room, ask: _Ask, *, stopped: bool) -> int:
     return int(Why.TOO_FEW_FREE if room.num_gpus(ask.share_milli) < ask.gpus else Why.SHAPE)
 
 
-def _held(snapshot: Snapshot) -> dict[int, list[_Rank]]:
-    """The ranks that each job has, by its row."""
-    jobs, held = snapshot.jobs, snapshot.grants
-    found: dict[int, list[_Rank]] = {}
-    rows = zip(held.job.tolist(), held.node.tolist(), held.gpu.tolist(), held.share_milli.tolist(), strict=True)
-    for job, node, gpu, share in rows:
-        cores = int(jobs.cpu_milli[job]) if gpu >= 0 else share or max(int(jobs.cpu_milli[job]), WHOLE_GPU)
-        found.setdefault(job, []).append(_Rank(node, gpu, share, cores, int(jobs.mem_mib[job])))
-    return found
-
-
-def _asked(snapshot: Snapshot, sizes: Sizes, rows: IntArray) -> Iterator[tuple[int, ...]]:
-    """What these jobs are to have: the fields of ``_Ask``, as plain tuples, since most are only looked up."""
+def _asked(snapshot: Snapshot, sizes: Sizes) -> IntArray:
+    """What jobs are to have: the fields of ``_Ask`` (9, J)."""
     jobs = snapshot.jobs
     nothing, per_rank = np.zeros(len(jobs), dtype=np.int64), np.maximum(jobs.cpu_milli, WHOLE_GPU)
-    columns = (
+    return np.stack((
         sizes.gpus, *(given if len(given) else default for given, default in (
             (sizes.cpu_workers, nothing), (sizes.worker_milli, per_rank), (sizes.servers, nothing),
             (sizes.server_milli, per_rank),
         )), jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type,
-    )
-    return zip(*(column[rows].tolist() for column in columns), strict=True)
+    ))
+
+
+def _kinds(asked: IntArray) -> list[int]:
+    """A number for each request (9, R), the same for equal ones."""
+    kinds = np.zeros(asked.shape[1], dtype=np.int64)
+    for column in asked:
+        if len(column) and column.min() < column.max():
+            values, number = np.unique(column, return_inverse=True)
+            kinds = np.unique(kinds * len(values) + number, return_inverse=True)[1]
+    return kinds.tolist()
 
 
 def _at_most(mine: list[_Rank], ask: _Ask) -> list[_Rank]:
@@ -283,25 +334,16 @@ def _at_most(mine: list[_Rank], ask: _Ask) -> list[_Rank]:
     return sorted([rank for rank in mine if rank.gpu < 0] + gpus[: ask.gpus])
 
 
-def _counts(ranks: list[_Rank]) -> tuple[int, int, int, int, int]:
-    """GPUs, workers on CPU with their cores, and servers with theirs."""
-    workers = [rank.share_milli for rank in ranks if rank.gpu == ON_CPU]
-    servers = [rank.share_milli for rank in ranks if rank.gpu == SERVER]
-    return (
-        len(ranks) - len(workers) - len(servers), len(workers), max(workers, default=0), len(servers),
-        max(servers, default=0),
-    )
-
-
-def _grants(given: dict[int, list[_Rank]], why: IntArray, blocker: IntArray) -> Grants:
-    def rows() -> Iterator[tuple[int, int, int, int]]:
-        for job in sorted(given):
-            for rank in given[job]:
-                yield job, rank.node, rank.gpu, rank.share_milli
-
-    why[list(given)] = int(Why.RUNS)
-    table = np.array(list(rows()), dtype=np.int64).reshape(-1, 4)
-    return Grants(
-        job=table[:, 0].copy(), node=table[:, 1].copy(), gpu=table[:, 2].copy(), share_milli=table[:, 3].copy(),
-        why=why, blocker=blocker,
-    )
+def _grants(
+    snapshot: Snapshot, kept: list[int], placed: dict[int, list[_Rank]], why: IntArray, blocker: IntArray
+) -> Grants:
+    """The grants of jobs that keep what they have, and of those that were placed."""
+    held = snapshot.grants
+    keeps = np.zeros(len(why), dtype=np.bool_)
+    keeps[kept] = True
+    why[kept] = why[list(placed)] = int(Why.RUNS)
+    before = np.stack((held.job, held.node, held.gpu, held.share_milli))[:, keeps[held.job]]
+    new = [(job, rank.node, rank.gpu, rank.share_milli) for job, ranks in placed.items() for rank in ranks]
+    table = np.concatenate((before, np.array(new, dtype=np.int64).reshape(-1, 4).T), axis=1)
+    job, node, gpu, share_milli = table[:, np.argsort(table[0], kind="stable")]
+    return Grants(job=job, node=node, gpu=gpu, share_milli=share_milli, why=why, blocker=blocker)
