@@ -80,6 +80,7 @@ def kernels() -> list[CompileStep]:
     return [
         CompileStep(name="policies of a fixed order", key="queues", run=lambda: _replay_a_few("fifo")),
         CompileStep(name="rounds", key="rounds", run=lambda: _replay_a_few("srtf")),
+        CompileStep(name="workers and servers", key="servers", run=lambda: _replay_a_few("mlfq")),
         CompileStep(name="elastic policies", key="elastic", run=lambda: _replay_a_few("elastic-fixed", "parametric")),
     ]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 
@@ -17,37 +16,34 @@ from brim.core.setting import ON_CPU, SERVER
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import NONE
+from brim.policies.place.gang_places import (
+    CPU,
+    CPU_WORKERS,
+    EXTRA,
+    GPU,
+    GPU_TYPE,
+    GPUS,
+    MEM,
+    OPEN,
+    RANK,
+    SERVERS,
+    SHARE,
+    SHARE_MILLI,
+    TYPE,
+    change,
+    fits,
+    num_gpus,
+    search,
+    write_ranks,
+)
 from brim.policies.place.inputs import revocable_as_before
 from brim.policies.sockets import Sizes
 from brim.units import WHOLE_GPU
 
 _NO_GPU: Final = -(1 << 40)
 """Milli-GPUs of a GPU that takes no jobs, also while jobs that it has leave."""
+_NO_RANKS: Final = np.empty((0, RANK), dtype=np.int64)
 _WHY_OF_PHASE: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
-
-
-class _Rank(NamedTuple):
-    """A rank with what it takes of its node."""
-
-    node: int
-    gpu: int
-    share_milli: int
-    cores_milli: int
-    mib: int
-
-
-class _Ask(NamedTuple):
-    """What a job is to have."""
-
-    gpus: int
-    cpu_workers: int
-    worker_milli: int
-    servers: int
-    server_milli: int
-    share_milli: int
-    rank_milli: int
-    rank_mib: int
-    gpu_type: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,33 +72,32 @@ class WorkersAndServers:
         held, asked = _Held(snapshot), _asked(snapshot, sizes)
         room = _Room(snapshot, held)
         why, blocker = np.full(len(jobs), int(Why.NOT_NOW)), np.full(len(jobs), NONE)
-        decided = sizes.gpus > 0 if not len(sizes.cpu_workers) else sizes.gpus + sizes.cpu_workers > 0
-        holds = held.ends > held.starts
+        decided = asked[:, GPUS] + asked[:, CPU_WORKERS] > 0
+        holds = held.num_ranks > 0
         decided |= holds
         for phase, reason in _WHY_OF_PHASE.items():
             why[jobs.phase == phase], decided[jobs.phase == phase] = reason, False
         later = dict.fromkeys(order[holds[order]][::-1].tolist())  # those that have to give way first come first
         rows = order[decided[order]]
-        reasons, keeps = why.tolist(), (held.counts == asked[: len(held.counts)]).all(axis=0).tolist()
+        reasons, keeps = why.tolist(), (held.counts == asked[:, : SHARE_MILLI]).all(axis=1).tolist()
         kept: list[int] = []
-        placed: dict[int, list[_Rank]] = {}
+        placed: dict[int, IntArray] = {}
         stopped = False
         failed: dict[int, int] = {}  # why it got nothing; so does an equal request until something changes
-        for row, kind in zip(rows.tolist(), _kinds(asked[:, rows]), strict=True):
+        for row, kind in zip(rows.tolist(), _kinds(asked[rows]), strict=True):
             has = row in later
             if not has and kind in failed:
                 reasons[row] = failed[kind]
                 continue
-            mine: list[_Rank] = []
+            ask, mine = asked[row], held.ranks(row) if has else _NO_RANKS
             if has:
                 failed.clear()
                 del later[row]
                 if keeps[row]:
                     kept.append(row)
                     continue
-                room.free(mine := held.ranks(row))
-            ask = _Ask(*asked[:, row].tolist())
-            if ask.gpus + ask.cpu_workers == 0:
+                room.free(mine)
+            if ask[GPUS] + ask[CPU_WORKERS] == 0:
                 continue
             found = None if stopped else self._placed(room, ask, mine, held, later)
             if found is None and has and room.fits(at_most := _at_most(mine, ask)):
@@ -120,10 +115,10 @@ class WorkersAndServers:
         return revocable_as_before(_grants(snapshot, kept, placed, why, blocker), snapshot)
 
     def _placed(
-        self, room: _Room, ask: _Ask, mine: list[_Rank], held: _Held, later: dict[int, None]
-    ) -> list[_Rank] | None:
+        self, room: _Room, ask: IntArray, mine: IntArray, held: _Held, later: dict[int, None]
+    ) -> IntArray | None:
         """Places for a job, None if there are none; jobs that come later lose what they have only if that helps."""
-        short = ask.gpus - room.num_gpus(ask.share_milli)  # where so many are missing, there is no need to search
+        short = int(ask[GPUS]) - room.num_gpus(ask)  # where so many are missing, there is no need to search
         ranks = room.placed(ask, mine) if short <= 0 else None
         if ranks is not None or not self.preempts:
             return ranks
@@ -131,7 +126,7 @@ class WorkersAndServers:
         for row in later:
             room.free(held.ranks(row))
             gone.append(row)
-            short -= held.num_gpus(row)
+            short -= int(held.counts[row, GPUS])
             ranks = room.placed(ask, mine) if short <= 0 else None
             if ranks is not None:
                 break
@@ -153,159 +148,85 @@ class WorkersAndServers:
 class _Held:
     """The ranks that jobs have.
 
-    Shapes: J jobs, G grants.
+    Shapes: J jobs, R ranks.
 
     Attributes:
-        starts: The first row of each job in the grants (J,).
-        ends: The row after its last (J,); it is ``starts`` for jobs that have nothing.
-        cores_milli: What each rank takes of its node (G,).
-        counts: GPUs, workers on CPU with the cores of each, and servers with theirs (5, J).
+        all: The ranks of all jobs (R, 5).
+        num_ranks: Ranks of each job (J,).
+        counts: GPUs, workers on CPU with the milli-cores of each, and servers with theirs (J, 5).
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         jobs, grants = snapshot.jobs, snapshot.grants
-        self.snapshot = snapshot
-        num_ranks = np.bincount(grants.job, minlength=len(jobs))
-        self.starts, self.ends = np.zeros((2, len(jobs)), dtype=np.int64)
+        cores = cores_milli(jobs, grants.job, grants.gpu, grants.share_milli, None)
+        self.all = np.stack((grants.node, grants.gpu, grants.share_milli, cores, jobs.mem_mib[grants.job]), axis=1)
+        self.num_ranks = np.bincount(grants.job, minlength=len(jobs))
         first = np.flatnonzero(np.diff(grants.job, prepend=NONE))
-        self.starts[grants.job[first]] = first
-        self.ends[:] = self.starts + num_ranks
-        self.cores_milli = cores_milli(jobs, grants.job, grants.gpu, grants.share_milli, None)
-        self.counts = np.zeros((5, len(jobs)), dtype=np.int64)
-        for column, kind in ((1, ON_CPU), (3, SERVER)):
+        self._first = np.zeros(len(jobs), dtype=np.int64)
+        self._first[grants.job[first]] = first
+        self.counts = np.zeros((len(jobs), SHARE_MILLI), dtype=np.int64)
+        for column, kind in ((CPU_WORKERS, ON_CPU), (SERVERS, SERVER)):
             job = grants.job[grants.gpu == kind]
-            self.counts[column] = np.bincount(job, minlength=len(jobs))
-            np.maximum.at(self.counts[column + 1], job, grants.share_milli[grants.gpu == kind])
-        self.counts[0] = num_ranks - self.counts[1] - self.counts[3]
-        self._ranks: dict[int, list[_Rank]] = {}
+            self.counts[:, column] = np.bincount(job, minlength=len(jobs))
+            np.maximum.at(self.counts[:, column + 1], job, grants.share_milli[grants.gpu == kind])
+        self.counts[:, GPUS] = self.num_ranks - self.counts[:, CPU_WORKERS] - self.counts[:, SERVERS]
 
-    def num_gpus(self, row: int) -> int:
-        """The GPUs that a job has."""
-        return int(self.counts[0, row])
-
-    def ranks(self, row: int) -> list[_Rank]:
-        """The ranks that a job has."""
-        if row not in self._ranks:
-            grants, rows = self.snapshot.grants, slice(self.starts[row], self.ends[row])
-            mib = int(self.snapshot.jobs.mem_mib[row])
-            columns = grants.node, grants.gpu, grants.share_milli, self.cores_milli
-            places = zip(*(column[rows].tolist() for column in columns), strict=True)
-            self._ranks[row] = [_Rank(node, gpu, share, cores, mib) for node, gpu, share, cores in places]
-        return self._ranks[row]
+    def ranks(self, row: int) -> IntArray:
+        """The ranks that a job has (R, 5)."""
+        first = self._first[row]
+        ranks: IntArray = self.all[first : first + self.num_ranks[row]]
+        return ranks
 
 
 class _Room:
-    """What is left of each node.
-
-    Shapes: N nodes, G GPUs of the widest node.
-
-    Attributes:
-        cores: Milli-cores (N,).
-        mem: MiB (N,).
-        gpus: Milli-GPUs of each GPU, below 0 for one that takes no jobs (N, G).
-    """
+    """What is left of each node: the table of ``gang_places``."""
 
     def __init__(self, snapshot: Snapshot, held: _Held) -> None:
-        nodes, grants = snapshot.nodes, snapshot.grants
-        self._type, self._open = nodes.gpu_type, nodes.is_open
-        self._types = np.unique(self._type).tolist()
-        self.cores, self.mem = nodes.cpu_milli.copy(), nodes.mem_mib.copy()
-        there = np.arange(int(nodes.gpus.max(initial=0))) < nodes.gpus[:, None]
+        nodes = snapshot.nodes
+        self._types = np.unique(nodes.gpu_type).tolist()
+        width = int(nodes.gpus.max(initial=0))
+        there = np.arange(width) < nodes.gpus[:, None]
         if nodes.withheld.size:
             there &= ~nodes.withheld
-        self.gpus = np.where(there, WHOLE_GPU, _NO_GPU)
-        on_gpu = grants.gpu >= 0
-        np.subtract.at(self.cores, grants.node, held.cores_milli)
-        np.subtract.at(self.mem, grants.node, snapshot.jobs.mem_mib[grants.job])
-        np.subtract.at(self.gpus, (grants.node[on_gpu], grants.gpu[on_gpu]), grants.share_milli[on_gpu])
+        self._nodes = np.zeros((len(nodes), width + EXTRA), dtype=np.int64)
+        self._nodes[:, :width] = np.where(there, WHOLE_GPU, _NO_GPU)
+        self._nodes[:, CPU], self._nodes[:, MEM] = nodes.cpu_milli, nodes.mem_mib
+        self._nodes[:, TYPE], self._nodes[:, OPEN] = nodes.gpu_type, nodes.is_open
+        self.take(held.all)
 
-    def num_gpus(self, share_milli: int) -> int:
-        """GPUs of open nodes of which so much is left."""
-        return int((self.gpus[self._open] >= share_milli).sum())
+    def num_gpus(self, ask: IntArray) -> int:
+        """GPUs of open nodes of which a rank's share is left."""
+        return num_gpus(self._nodes, ask[SHARE_MILLI])
 
-    def take(self, ranks: list[_Rank]) -> None:
-        self._change(ranks, -1)
+    def take(self, ranks: IntArray) -> None:
+        change(self._nodes, ranks, -1)
 
-    def free(self, ranks: list[_Rank]) -> None:
-        self._change(ranks, 1)
+    def free(self, ranks: IntArray) -> None:
+        change(self._nodes, ranks, 1)
 
-    def _change(self, ranks: list[_Rank], sign: int) -> None:
-        for rank in ranks:
-            self.cores[rank.node] += sign * rank.cores_milli
-            self.mem[rank.node] += sign * rank.mib
-            if rank.gpu >= 0:
-                self.gpus[rank.node, rank.gpu] += sign * rank.share_milli
-
-    def fits(self, ranks: list[_Rank]) -> bool:
+    def fits(self, ranks: IntArray) -> bool:
         """Whether these places are free."""
-        cores, mem = Counter[int](), Counter[int]()
-        for rank in ranks:
-            if rank.gpu >= 0 and self.gpus[rank.node, rank.gpu] < rank.share_milli:
-                return False
-            cores[rank.node] += rank.cores_milli
-            mem[rank.node] += rank.mib
-        return all(self.cores[node] >= cores[node] and self.mem[node] >= mem[node] for node in cores)
+        return fits(self._nodes, ranks)
 
-    def placed(self, ask: _Ask, mine: list[_Rank]) -> list[_Rank] | None:
-        """Places for a gang on GPUs of one type, None if there are none."""
-        types = [ask.gpu_type]
-        if ask.gpu_type == NONE:
-            types = self._types if ask.gpus else [NONE]
-        return next(filter(None, (self._on(gpu_type, ask, {rank.node for rank in mine}) for gpu_type in types)), None)
-
-    def _on(self, gpu_type: int, ask: _Ask, known: set[int]) -> list[_Rank] | None:
-        """Places for a gang: on the nodes that it knows first, then on those with the most that it can use."""
-        cores, mem = self.cores.copy(), self.mem.copy()
-        near = np.zeros(len(cores), dtype=np.bool_)
-        near[list(known)] = True
-        found: list[_Rank] = []
-
-        def take(count: int, milli: int, most: IntArray, free: IntArray) -> list[tuple[int, int]] | None:
-            """Nodes, and how many ranks of so many cores each takes; None if they do not take all."""
-            fits = np.where(self._open, np.minimum(most, count), 0)
-            for left, each in ((cores, milli), (mem, ask.rank_mib)):
-                if each:
-                    fits = np.minimum(fits, left // each)
-            fits = np.maximum(fits, 0)
-            if fits.sum() < count:
-                return None
-            order = np.lexsort((-cores, -free, ~near))
-            taken = np.minimum(np.cumsum(fits[order]), count)
-            taken[1:] -= taken[:-1].copy()
-            on, taken = order[taken > 0], taken[taken > 0]
-            cores[on] -= taken * milli
-            mem[on] -= taken * ask.rank_mib
-            near[on] = True
-            return list(zip(on.tolist(), taken.tolist(), strict=True))
-
-        free = (self.gpus >= ask.share_milli).sum(axis=1)
-        of_type = free if gpu_type == NONE else np.where(self._type == gpu_type, free, 0)
-        on_gpus = take(ask.gpus, ask.rank_milli, of_type, np.minimum(free, ask.gpus))
-        if on_gpus is None:
-            return None
-        for node, count in on_gpus:  # the fullest GPUs that have enough left
-            left = self.gpus[node]
-            gpus = np.argsort(np.where(left >= ask.share_milli, left, 2 * WHOLE_GPU), kind="stable")[:count].tolist()
-            found += [_Rank(node, gpu, ask.share_milli, ask.rank_milli, ask.rank_mib) for gpu in gpus]
-        for count, kind, milli in (
-            (ask.cpu_workers, ON_CPU, ask.worker_milli), (ask.servers, SERVER, ask.server_milli)
-        ):
-            on_nodes = take(count, milli, np.full_like(cores, count), np.zeros_like(cores)) if count else []
-            if on_nodes is None:
-                return None
-            for node, fits in on_nodes:
-                found += [_Rank(node, kind, milli, milli, ask.rank_mib)] * fits
-        return sorted(found) or None
+    def placed(self, ask: IntArray, mine: IntArray) -> IntArray | None:
+        """Places for a gang on GPUs of one type (R, 5), None if there are none."""
+        types = self._types if ask[GPU_TYPE] == NONE and ask[GPUS] else [ask[GPU_TYPE]]
+        for gpu_type in types:
+            if search(self._nodes, ask, gpu_type, mine):
+                ranks = np.empty((ask[GPUS] + ask[CPU_WORKERS] + ask[SERVERS], RANK), dtype=np.int64)
+                write_ranks(self._nodes, ask, ranks)
+                return ranks
+        return None
 
 
-def _why_not(room: _Room, ask: _Ask, *, stopped: bool) -> int:
+def _why_not(room: _Room, ask: IntArray, *, stopped: bool) -> int:
     if stopped:
         return int(Why.BEHIND)
-    return int(Why.TOO_FEW_FREE if room.num_gpus(ask.share_milli) < ask.gpus else Why.SHAPE)
+    return int(Why.TOO_FEW_FREE if room.num_gpus(ask) < ask[GPUS] else Why.SHAPE)
 
 
 def _asked(snapshot: Snapshot, sizes: Sizes) -> IntArray:
-    """What jobs are to have: the fields of ``_Ask`` (9, J)."""
+    """What jobs are to have: the columns of ``gang_places`` (J, 9)."""
     jobs = snapshot.jobs
     nothing, per_rank = np.zeros(len(jobs), dtype=np.int64), np.maximum(jobs.cpu_milli, WHOLE_GPU)
     return np.stack((
@@ -313,37 +234,39 @@ def _asked(snapshot: Snapshot, sizes: Sizes) -> IntArray:
             (sizes.cpu_workers, nothing), (sizes.worker_milli, per_rank), (sizes.servers, nothing),
             (sizes.server_milli, per_rank),
         )), jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type,
-    ))
+    ), axis=1)
 
 
 def _kinds(asked: IntArray) -> list[int]:
-    """A number for each request (9, R), the same for equal ones."""
-    kinds = np.zeros(asked.shape[1], dtype=np.int64)
-    for column in asked:
+    """A number for each request (Q, 9), the same for equal ones."""
+    kinds = np.zeros(len(asked), dtype=np.int64)
+    for column in asked.T:
         if len(column) and column.min() < column.max():
             values, number = np.unique(column, return_inverse=True)
             kinds = np.unique(kinds * len(values) + number, return_inverse=True)[1]
     return kinds.tolist()
 
 
-def _at_most(mine: list[_Rank], ask: _Ask) -> list[_Rank]:
+def _at_most(mine: IntArray, ask: IntArray) -> IntArray:
     """What a job has, without GPUs beyond those that it is to have; all of it if it is to move to CPU."""
-    if ask.cpu_workers:
+    if ask[CPU_WORKERS]:
         return mine
-    gpus = [rank for rank in mine if rank.gpu >= 0]
-    return sorted([rank for rank in mine if rank.gpu < 0] + gpus[: ask.gpus])
+    on_gpu = mine[:, GPU] >= 0
+    ranks: IntArray = mine[~on_gpu | (np.cumsum(on_gpu) <= ask[GPUS])]
+    return ranks
 
 
 def _grants(
-    snapshot: Snapshot, kept: list[int], placed: dict[int, list[_Rank]], why: IntArray, blocker: IntArray
+    snapshot: Snapshot, kept: list[int], placed: dict[int, IntArray], why: IntArray, blocker: IntArray
 ) -> Grants:
     """The grants of jobs that keep what they have, and of those that were placed."""
     held = snapshot.grants
     keeps = np.zeros(len(why), dtype=np.bool_)
     keeps[kept] = True
     why[kept] = why[list(placed)] = int(Why.RUNS)
-    before = np.stack((held.job, held.node, held.gpu, held.share_milli))[:, keeps[held.job]]
-    new = [(job, rank.node, rank.gpu, rank.share_milli) for job, ranks in placed.items() for rank in ranks]
-    table = np.concatenate((before, np.array(new, dtype=np.int64).reshape(-1, 4).T), axis=1)
-    job, node, gpu, share_milli = table[:, np.argsort(table[0], kind="stable")]
+    before = np.stack((held.job, held.node, held.gpu, held.share_milli), axis=1)[keeps[held.job]]
+    job = np.repeat(np.array(list(placed), dtype=np.int64), [len(ranks) for ranks in placed.values()])
+    new = np.column_stack((job, np.concatenate([_NO_RANKS, *placed.values()])[:, : SHARE + 1]))
+    table = np.concatenate((before, new))
+    job, node, gpu, share_milli = table[np.argsort(table[:, 0], kind="stable")].T.copy()
     return Grants(job=job, node=node, gpu=gpu, share_milli=share_milli, why=why, blocker=blocker)
