@@ -104,6 +104,22 @@ def test_what_takes_less_than_a_second_is_not_reported(tmp_path, monkeypatch):
     assert piped(compiles(tmp_path, 0, quiet_s=100.0)) == []  # in place of the second, on however slow a machine
 
 
+@pytest.mark.slow
+def test_a_trace_that_does_not_fit_its_cluster_is_refused_before_the_steps_run(tmp_path):
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "NUMBA_DISABLE_JIT": "1"}
+    brim = [sys.executable, "-m", "brim.cli.main"]
+    subprocess.run([*brim, "trace", "synth", "philly", "t.parquet", "-n", "20"], cwd=tmp_path, env=env, check=True)
+    for command in (["run"], ["compare", "-p", "fifo,srtf"]):
+        refused = subprocess.run(
+            [*brim, "sim", *command, "t.parquet", "-c", "1x1xV100"],
+            cwd=tmp_path, env=env, capture_output=True, text=True, check=False,
+        )
+        assert refused.returncode == 2
+        assert "which cluster 1x1xV100 (1 GPU) could not give it even when empty" in refused.stderr
+        assert "compil" not in refused.stderr
+    assert not list(tmp_path.glob("cache/brim/*/*.ready"))
+
+
 SLOW = """
 import time
 from dataclasses import dataclass, replace

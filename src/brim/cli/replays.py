@@ -29,6 +29,7 @@ from brim.gang.processes import end_with_parent
 from brim.policies.presets import PRESETS, find_policy
 from brim.policies.sockets import Policy
 from brim.sim.faults import Faults
+from brim.sim.feasibility import checked_types
 from brim.sim.loop import Progress as OnProgress
 from brim.sim.truth_option import RIGID
 from brim.sim.truths.truth import Truth
@@ -78,7 +79,12 @@ def run_all(tasks: Sequence[Task]) -> Iterator[Replay]:
     """Run the tasks and yield their replays in order; after Ctrl-C, yield finished ones, and running ones as partial.
 
     A second Ctrl-C ends at once. Kernels that were never compiled are compiled first.
+
+    Raises:
+        ConfigError: A job could not run even on the empty cluster.
     """
+    for trace, cluster in {(id(task.trace), id(task.cluster)): (task.trace, task.cluster) for task in tasks}.values():
+        checked_types(trace, cluster)  # before a minute of compiling
     compile_first(kernels())
     if len(tasks) == 1 or _are_short(tasks) or (os.cpu_count() or 1) == 1:
         yield from _run_here(tasks)

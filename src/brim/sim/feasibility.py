@@ -40,16 +40,17 @@ def lacks_type(trace: Trace, cluster: Cluster) -> BoolArray:
     return np.array([*absent, False], dtype=np.bool_)[trace.gpu_type]
 
 
-def check_fits(trace: Trace, cluster: Cluster, gpu_type: IntArray) -> None:
-    """Check that every job could run on the empty cluster.
+def checked_types(trace: Trace, cluster: Cluster) -> IntArray:
+    """Return the code of the GPU type of each job (J,), once every job could run on the empty cluster.
 
     Raises:
         ConfigError: names the first job that could not, what it needs and what the cluster has; "needs", because a
             Slurm job may have been given more GPUs than it asked for.
     """
+    gpu_type = type_codes(trace, cluster)[trace.gpu_type] if len(trace) else trace.gpu_type
     misfits = np.flatnonzero(~fits(trace, cluster, gpu_type))
     if not len(misfits):
-        return
+        return gpu_type
     row = int(misfits[0])
     cpu, mem, code = int(trace.cpu_milli[row]), int(trace.mem_mib[row]), int(gpu_type[row])
     extras = [f"{cpu / 1000:g} cores each"] if cpu else []

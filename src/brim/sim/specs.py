@@ -10,7 +10,7 @@ from brim.core.arrays import IntArray
 from brim.core.cluster import Cluster
 from brim.core.events import JobSpec
 from brim.core.trace import NONE, Trace
-from brim.sim.feasibility import check_fits, type_codes
+from brim.sim.feasibility import checked_types
 from brim.sim.truths.truth import Truth
 
 
@@ -24,7 +24,7 @@ def specs_of(trace: Trace, cluster: Cluster, truth: Truth) -> list[JobSpec]:
     Raises:
         ConfigError: a job could not run even on the empty cluster.
     """
-    gpu_type = type_codes(trace, cluster)[trace.gpu_type] if len(trace) else trace.gpu_type
+    gpu_type = checked_types(trace, cluster)
     deadline_ms = np.where(
         trace.relative_deadline_ms == NONE, NONE, trace.submit_ms + trace.relative_deadline_ms
     )
@@ -33,7 +33,6 @@ def specs_of(trace: Trace, cluster: Cluster, truth: Truth) -> list[JobSpec]:
         trace.mem_mib, gpu_type, trace.time_limit_ms, trace.after, trace.priority, trace.job_class, deadline_ms,
         trace.gpu_util_milli, trace.gpu_mem_mib,
     )
-    check_fits(trace, cluster, gpu_type)
     specs = [
         JobSpec(id=i, user=u, submit_ms=s, gpus=g, share_milli=h, cpu_milli=c, mem_mib=m, gpu_type=t,
                 time_limit_ms=limit, after=after, priority=p, job_class=k, deadline_ms=d,

@@ -50,7 +50,7 @@ from brim.policies.place.walk import (
 )
 from brim.sim.compiled.orders import outlived
 from brim.sim.compiled.scenario import Scenario
-from brim.sim.feasibility import check_fits, type_codes
+from brim.sim.feasibility import checked_types
 from brim.sim.loop import Progress
 from brim.units import WHOLE_GPU
 
@@ -467,8 +467,7 @@ def run_queues(scenario: Scenario, on_progress: Progress) -> dict[str, Any]:
     trace, cluster, policy, overheads = scenario.trace, scenario.cluster, scenario.policy, scenario.overheads
     assert isinstance(policy.place, Consolidate | Spread)  # as eligible_loop checked
     J, run_ms = len(trace), scenario.truth.run_ms
-    gpu_type = type_codes(trace, cluster)[trace.gpu_type] if J else trace.gpu_type
-    check_fits(trace, cluster, gpu_type)
+    gpu_type = checked_types(trace, cluster)
     is_known = isinstance(scenario.run_times, TrueRunTimes)
     estimate_ms = np.maximum(run_ms if is_known else trace.time_limit_ms, 1).astype(float)
     key = estimate_ms if isinstance(policy.order, ShortestJob) else np.zeros(J)

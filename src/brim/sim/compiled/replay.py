@@ -25,7 +25,7 @@ from brim.sim.compiled.loop import LoopInputs, LoopState
 from brim.sim.compiled.orders import OrderState
 from brim.sim.compiled.scenario import Scenario
 from brim.sim.faults import Faults
-from brim.sim.feasibility import check_fits, type_codes
+from brim.sim.feasibility import checked_types
 from brim.sim.loop import PROGRESS_EVERY, Progress
 from brim.sim.specs import user_codes, user_names
 from brim.sim.stall_detector import StallDetector
@@ -107,8 +107,7 @@ def _check(stall_detector: StallDetector, state: LoopState) -> None:
 def loop_state(scenario: Scenario) -> LoopState:
     """The state before the first event. Every job has the one interval that it has under the truth ``rigid``."""
     trace, cluster, run_ms = scenario.trace, scenario.cluster, scenario.truth.run_ms
-    gpu_type = type_codes(trace, cluster)[trace.gpu_type] if len(trace) else trace.gpu_type
-    check_fits(trace, cluster, gpu_type)
+    gpu_type = checked_types(trace, cluster)
     J = len(trace)
     job = np.zeros((J, orders.COLUMNS), dtype=np.int64)
     kinds, kind_of = np.unique(np.stack((trace.gpus, trace.share_milli)), axis=1, return_inverse=True)
