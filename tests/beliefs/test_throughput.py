@@ -199,6 +199,37 @@ def test_no_parameters_nearby_meet_the_observations_better(monkeypatch, count, p
         assert ours.parameters.tolist() == fit(own, prior).parameters.tolist()
 
 
+def test_a_fit_that_finds_no_optimum_in_time_says_so(monkeypatch):
+    monkeypatch.setattr(throughput, "STEPS_MAX", 2)
+    fitted = fit(grid(BERT))
+    assert not fitted.ok
+    assert fitted.status == "no optimum within 2 steps"
+
+
+def test_a_fit_that_creeps_towards_its_optimum_has_converged(monkeypatch):
+    """Observations that contradict each other, found by chance: all 100 steps gain a little."""
+    nodes, gpus = np.array([2, 2, 1, 3]), np.array([2, 16, 16, 32])
+    seen = Observations(
+        nodes=nodes, gpus=gpus, local_batch=np.array([64.0, 64, 16, 64]),
+        step_s=np.array([0.08002836177921374, 0.0771925200305373, 2.2709429810838886, 0.06639923156547013]),
+        sync_s=np.array([1.3821713819933375e-13, 6.013248671606073e-11, 1.5911500183852385, 1.0335243968486543e-10]),
+    )
+    fitted = fit(seen, BERT)
+    assert fitted.ok
+    monkeypatch.setattr(throughput, "STEPS_MAX", 3_000)
+    settled = fit(seen, BERT)
+    assert fitted.residual == pytest.approx(settled.residual, rel=1e-3)
+    ours, theirs = (step_s(each.parameters, nodes, gpus, 64) for each in (fitted, settled))
+    assert ours == pytest.approx(theirs, rel=0.02)
+
+
+@pytest.mark.parametrize(("column", "value"), [(GAMMA, -1.0), (GAMMA, 0.0), (ALPHA_R, -0.1), (BETA_N, np.inf)])
+def test_a_prior_that_no_job_can_have_is_none(column, value):
+    prior = BERT.copy()
+    prior[column] = value
+    assert fit(grid(BERT), prior).parameters.tolist() == fit(grid(BERT)).parameters.tolist()
+
+
 def test_one_observation_splits_computing_evenly_and_makes_growth_look_free():
     fitted = fit(observe(BERT, [1], [1], [10]))
     half = grad_s(BERT, 10) / 2

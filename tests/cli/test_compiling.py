@@ -9,10 +9,15 @@ import sys
 import termios
 import time
 
+import numpy as np
 import pytest
 
+from brim.beliefs.beliefs import Beliefs
 from brim.cli import compiling
 from brim.cli.compiling import CompileStep, compile_first
+from brim.core.lifecycle import Phase
+from brim.policies.sockets import Sizes
+from brim.testing import job, snapshot_of
 
 COMPILES = """
 import sys, time
@@ -96,6 +101,20 @@ def test_an_interrupt_names_the_compilation_and_no_policy(tmp_path):
 
     with pytest.raises(KeyboardInterrupt, match=r"^while the scheduling kernels were compiled$"):
         compile_first([CompileStep(name="fifo", key=f"interrupted {tmp_path.name}", run=interrupted)])
+
+
+def test_the_search_for_places_is_compiled_once_by_the_step_and_by_rounds():
+    from brim.policies.place import gang_places
+    from brim.policies.place.workers_and_servers import WorkersAndServers
+
+    next(step for step in compiling.kernels() if step.key == "servers").run()
+    kernels = [gang_places.num_gpus, gang_places.search, gang_places.write_ranks, gang_places.fits, gang_places.change]
+    assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)
+    snapshot = snapshot_of("1x2xT4", job(gpus=2, on=[(0, 0), (0, 1)], phase=Phase.RUNNING, start=0), job(), now=5)
+    sizes = Sizes(gpus=np.array([2, 1]), servers=np.ones(2, dtype=np.int64), server_milli=np.ones(2, dtype=np.int64))
+    for order in ([0, 1], [1, 0]):  # the first asks for a server more, then the second takes a GPU of it
+        WorkersAndServers()(snapshot, Beliefs(), np.array(order), sizes)
+    assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)
 
 
 def test_what_takes_less_than_a_second_is_not_reported(tmp_path, monkeypatch):

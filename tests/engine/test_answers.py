@@ -104,6 +104,8 @@ PER_JOB, PER_RANK = "of 2 signed integers, one per job", "of 3 signed integers, 
     (sizes(reject=ONES), "size: Sizes.reject: expected an array of 2 truth values, one per job, found int64",
      SizeOf.__call__),
     (sizes(analyse=ONES > 0, servers=HALVES), f"size: Sizes.servers: expected an array {PER_JOB}", SizeOf.__call__),
+    *((sizes(**{name: np.array([0, -2])}), f"size: job 1: Sizes.{name}: expected 0 or more, found -2", SizeOf.__call__)
+      for name in ("cpu_workers", "worker_milli", "servers", "server_milli")),
     ({"place": PlaceOf(lambda _: None)}, "place: expected Grants, found NoneType", PlaceOf.__call__),
     ({"place": PlaceOf(lambda granted: (granted, 1))}, "place: expected Grants, found tuple", PlaceOf.__call__),
     (grants(job=None), "place: Grants.job: expected an array of 1 signed integer, one per rank, found NoneType",

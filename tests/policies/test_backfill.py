@@ -113,6 +113,17 @@ def test_a_long_job_may_take_what_the_reservation_leaves():
     assert result.why.tolist()[3] in (Why.RESERVED, Why.TOO_FEW_FREE)
 
 
+def test_what_all_leave_that_end_when_the_reservation_begins_is_free_then():
+    """Two of six GPUs are busy until 10 s; the head wants five then, so a long job may have the sixth."""
+    snapshot = snapshot_of(
+        "1x6xT4", job(on=[(0, 0)], limit=10), job(on=[(0, 1)], limit=10), job(at=1, gpus=5, limit=5),
+        job(at=2, limit=1000), job(at=3, limit=1000), now=5,
+    )
+    result = run_round(snapshot, beliefs_of(snapshot, PRESETS["backfill"]), PRESETS["backfill"])
+    assert [one.job for one in result.plan.actions] == [3]
+    assert result.why.tolist()[4] == Why.RESERVED
+
+
 def easy_by_counts(jobs, gpus: int) -> list[int]:
     """Starts (in ms) under EASY as published, on one node: it counts GPUs, and knows run times.
 
@@ -144,7 +155,7 @@ def easy_by_counts(jobs, gpus: int) -> list[int]:
 
 
 @pytest.mark.slow
-@settings(max_examples=sample(300, 60))
+@settings(max_examples=sample(3000, 60))
 @given(st.data())
 def test_on_one_node_it_is_easy_as_published(data):
     """Which of the GPUs of a node are free says nothing: the count does."""

@@ -36,6 +36,13 @@ def test_a_job_that_is_to_have_nothing_leaves_also_behind_one_that_does_not_fit(
     assert grants.why.tolist() == [Why.TOO_FEW_FREE, Why.NOT_NOW]
 
 
+def test_a_number_below_0_counts_as_0():
+    """Compiled code would write past its arrays; the round refuses such sizes, a part may be called by another."""
+    snapshot = state_of(None).freeze(0)
+    below, none = (placed(WorkersAndServers(), snapshot, [0], gpus=[2], servers=[servers]) for servers in (-5, 0))
+    assert below.gpu.tolist() == none.gpu.tolist() == [0, 1]
+
+
 def test_only_jobs_whose_places_are_needed_leave():
     """Two later jobs hold a GPU each; the earlier one needs that of the last, whose only server is in no way."""
     snapshot = state_of(ONE_GPU, Setting((server(1), Rank(0, 1)), 8), None).freeze(0)

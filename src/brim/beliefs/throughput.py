@@ -171,8 +171,11 @@ RETROGRESSION_WIDTH: Final = 1.0
 have 0.1 to 0.5. Pollux penalises the same ratio, for optimism about GPUs not tried yet."""
 NOTHING: Final = 1e-6
 """Smallest value of a parameter, as a share of the shortest step seen; below this it is 0."""
-STEPS_MAX: Final = 200
-"""Most iterations; half of all fits take 2 to 12, and one that takes more is reported as not converged."""
+STEPS_MAX: Final = 100
+"""Most iterations; half of all fits take 2 to 12."""
+CREEP: Final = 1e-3
+"""A fit that takes all iterations has converged, too, if the second half of them took less than this share off its
+squared error: far from the observations, steps gain little, but for ever. Others are reported as not converged."""
 COMPUTE_S_MIN: Final = 1e-10
 """Shortest time to compute one step believed, in seconds; ours: a cycle of a GPU takes longer."""
 STEP_S_MAX: Final = 1e6
@@ -184,8 +187,6 @@ KEPT_MIN: Final = 0.25
 """Share of the gain foretold by the linear model from which on the model counts as right, as in MINPACK and SciPy."""
 FLAT: Final = 1e-8
 """Slope of half the squared error at which a fit ends where it is."""
-SHORT: Final = 1e-8
-"""Step, in logarithms of parameters, that ends a fit if not even this gains."""
 DAMPING: Final = 1e-3
 """What the first step adds to the curvature along each parameter, as a share of it. Nielsen 1999."""
 DAMPING_FALL: Final = 1.0 / 3.0
@@ -215,9 +216,9 @@ def fit_all(observations: Sequence[Observations], priors: Sequence[FloatArray | 
 
     Args:
         observations: Of each job.
-        priors: Of each job; None or not finite for none.
+        priors: Of each job; None for none, as is one with a value that no job can have.
     """
-    known = [prior if prior is not None and np.isfinite(prior).all() else None for prior in priors]
+    known = [prior if prior is not None and _is_usable(prior) else None for prior in priors]
     alike: dict[tuple[int, bool], list[int]] = {}
     for at, (seen, prior) in enumerate(zip(observations, known, strict=True)):
         alike.setdefault((len(seen), prior is not None), []).append(at)
@@ -228,6 +229,10 @@ def fit_all(observations: Sequence[Observations], priors: Sequence[FloatArray | 
         prior = np.array([known[at] for at in members]) if has_prior else None
         fits.update(zip(members, _fit_alike(seen, prior), strict=True))
     return [fits[at] for at in range(len(observations))]
+
+
+def _is_usable(prior: FloatArray) -> bool:
+    return bool(np.isfinite(prior).all() and (prior >= 0).all() and prior[GAMMA] > 0)
 
 
 def _fit_alike(seen: Observations, prior: FloatArray | None) -> list[Fit]:
@@ -379,7 +384,10 @@ def _descend(data: _Data, theta: FloatArray, center: FloatArray, width: FloatArr
     errors, derivatives = _residuals(data, theta, center, width)
     converged = np.zeros(len(theta), dtype=np.bool_)
     damping, rise = np.full(len(theta), DAMPING), np.full(len(theta), DAMPING_RISE)
-    for _ in range(STEPS_MAX):
+    midway = np.full(len(theta), np.inf)
+    for number in range(STEPS_MAX):
+        if number == STEPS_MAX // 2:
+            midway = np.square(errors).sum(axis=-1)
         slope = np.matmul(errors[:, None], derivatives)[:, 0]
         leads_out = ((theta <= data.floor) & (slope > 0)) | ((theta >= ceiling) & (slope < 0))
         moves = ~(data.frozen | leads_out)
@@ -395,13 +403,14 @@ def _descend(data: _Data, theta: FloatArray, center: FloatArray, width: FloatArr
             linear = errors[at] + np.matmul(derivatives[at], (tried - theta[at])[..., None])[..., 0]
             before, after, expected = (np.square(each).sum(axis=-1) for each in (errors[at], ahead, linear))
             kept = (before - after) / (before - expected)  # how much of what the linear model promised
-        short, better = np.abs(tried - theta[at]).max(axis=-1) < SHORT, after < before
+        better = after < before
         to = at[better]
         theta[to], errors[to], derivatives[to] = tried[better], ahead[better], ahead_derivatives[better]
         fall = np.maximum(DAMPING_FALL, 1.0 - (2.0 * np.clip(kept, 0.0, 1.0) - 1.0) ** 3)
         damping[at] *= np.where(better, fall, rise[at])
         rise[at] = np.where(better, DAMPING_RISE, DAMPING_RISE * rise[at])
-        converged[at] = np.where(better, (before - after < TOLERANCE * before) & (kept > KEPT_MIN), short)
+        converged[at] = better & (before - after < TOLERANCE * before) & (kept > KEPT_MIN)
+    converged |= midway - np.square(errors).sum(axis=-1) < CREEP * midway
     return theta, converged.tolist()
 
 

@@ -209,7 +209,12 @@ def check_permutation(order: IntArray, size: int) -> None:
 
 
 def check_sizes(sizes: Sizes, jobs: JobTable) -> None:
-    """Check that every size is one the job can run on."""
+    """Check that every size is one the job can run on, and that no number of what is on CPU is below 0."""
+    for name in SIZES_ON_CPU:
+        column: IntArray = getattr(sizes, name)
+        if len(column) and column.min() < 0:
+            row = int(column.argmin())
+            raise PlanError(f"job {jobs.id[row]}: Sizes.{name}: expected 0 or more, found {column[row]}")
     if plainly_allowed(sizes.gpus, jobs.gpus, jobs.gpus_min, jobs.gpus_max, jobs.size_list):
         return
     wrong = np.flatnonzero(~jobs.allows(sizes.gpus) & (sizes.gpus != 0))

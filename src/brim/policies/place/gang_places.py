@@ -1,7 +1,7 @@
 """Places for gangs with workers and servers on CPU. Compiled: docs/decisions/0005.
 
-Everything works on one table of the nodes (N, W + 12) and on tables of ranks (R, 5). Shapes: N nodes, W GPUs of the
-widest node, R ranks.
+Everything works on one table of the nodes (N, W + 12) and on tables of ranks (R, 5), and checks no bounds. Shapes: N
+nodes, W GPUs of the widest node, R ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPUS, CPU_WORKERS, WORKER_MILLI, SERVERS, SERVER_MILLI, SHARE_MILLI, RANK_MILLI,
 GPU with its milli-cores, MiB of each rank, GPU type code."""
 
 CPU: Final = -12
-"""Column of nodes, after the thousandths free of each GPU: milli-cores free."""
+"""Column of nodes: milli-cores free. Counted from the end, as all that follow the thousandths free of each GPU."""
 MEM: Final = -11
 """Column of nodes: MiB free."""
 TYPE: Final = -10

@@ -358,6 +358,8 @@ def reserve(
         heap[0] = heap[size]
         _sift_down(heap, size, 0, jobs.end_ms)
         give_all(future, gang_of(jobs, v), w.node, w.gpu, w.first[v])
+        if size and jobs.end_ms[heap[0]] == jobs.end_ms[v]:
+            continue  # what all leave that end at this moment is free then
         if choose(future, gang, rule, classes, w.scratch, w.pairs):
             reserve_pairs(free, reservation, w, gang, jobs.end_ms[v])
             return

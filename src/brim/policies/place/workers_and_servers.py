@@ -146,7 +146,7 @@ class WorkersAndServers:
 
 
 class _Held:
-    """The ranks that jobs have.
+    """The ranks that jobs have: views of the grants, in which those of a job are adjacent, by node, then GPU.
 
     Shapes: J jobs, R ranks.
 
@@ -226,19 +226,21 @@ def _why_not(room: _Room, ask: IntArray, *, stopped: bool) -> int:
 
 
 def _asked(snapshot: Snapshot, sizes: Sizes) -> IntArray:
-    """What jobs are to have: the columns of ``gang_places`` (J, 9)."""
+    """What jobs are to have: the columns of ``gang_places`` (J, 9), none of which is below 0 but the type code."""
     jobs = snapshot.jobs
     nothing, per_rank = np.zeros(len(jobs), dtype=np.int64), np.maximum(jobs.cpu_milli, WHOLE_GPU)
-    return np.stack((
+    asked = np.stack((
         sizes.gpus, *(given if len(given) else default for given, default in (
             (sizes.cpu_workers, nothing), (sizes.worker_milli, per_rank), (sizes.servers, nothing),
             (sizes.server_milli, per_rank),
         )), jobs.share_milli, jobs.cpu_milli, jobs.mem_mib, jobs.gpu_type,
     ), axis=1)
+    np.maximum(asked[:, :GPU_TYPE], 0, out=asked[:, :GPU_TYPE])  # compiled code checks no bounds
+    return asked
 
 
 def _kinds(asked: IntArray) -> list[int]:
-    """A number for each request (Q, 9), the same for equal ones."""
+    """A number for each row (Q, 9) of what Q jobs are to have, the same for equal ones."""
     kinds = np.zeros(len(asked), dtype=np.int64)
     for column in asked.T:
         if len(column) and column.min() < column.max():

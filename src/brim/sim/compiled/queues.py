@@ -265,6 +265,10 @@ def _reserve(
             v = starting[k]
             k += 1
         give_all(reservation.future, gang_of(jobs, v), w.node, w.gpu, w.first[v])
+        if (i < n[_EXPECTED] and end_ms[expected[i]] == end_ms[v]) or (
+            k < len(starting) and end_ms[starting[k]] == end_ms[v]
+        ):
+            continue
         if choose(reservation.future, gang, rule, classes, w.scratch, w.pairs):
             reserve_pairs(free, reservation, w, gang, end_ms[v])
             return
