@@ -78,12 +78,15 @@ class CompletionTime:
 
     def _worth(self, fall: _Fall, gpus: IntArray, restarts: BoolArray) -> FloatArray:
         """How fast V falls under P plans, and GPU time (P,); see ``Worth``."""
-        found, every = fall.found, np.arange(len(gpus[0]))
-        speedup = np.where(np.isfinite(found.rate_JG), found.rate_JG, 0.0)
-        speedup = np.maximum.accumulate(speedup, axis=1) / np.maximum(speedup[every, found.least], TINY)[:, None]
-        at = speedup[every, np.minimum(gpus, speedup.shape[1] - 1)]
-        value = np.stack([fall.of(every, one, restarts=starts) for one, starts in zip(at, restarts, strict=True)])
-        value = np.where(gpus > 0, value - self.gpu_price * gpus, fall.without_gpus)
+        found, some = fall.found, np.flatnonzero((gpus > 0).any(axis=0))
+        rate, gpus = found.rate_JG[some], gpus[:, some]  # of jobs that have GPUs in some plan: few, in a long queue
+        speedup, row = np.where(np.isfinite(rate), rate, 0.0), np.arange(len(some))
+        speedup = np.maximum.accumulate(speedup, axis=1) / np.maximum(speedup[row, found.least[some]], TINY)[:, None]
+        at = speedup[row, np.minimum(gpus, speedup.shape[1] - 1)]
+        value = np.tile(fall.without_gpus, (len(gpus), 1))
+        value[:, some] = np.where(gpus > 0, np.stack([
+            fall.of(some, one, restarts=starts) for one, starts in zip(at, restarts[:, some], strict=True)
+        ]) - self.gpu_price * gpus, value[:, some])
         total: FloatArray = value[:, found.active].sum(axis=1)
         return total
 
@@ -154,6 +157,8 @@ def longer_jobs(left_JQ: FloatArray) -> FloatArray:
     """Expected number of jobs that have more left than each one, of quantiles (J, Q); itself counts one half (J,)."""
     in_order = np.argsort(left_JQ, axis=None)
     every, below = left_JQ.ravel()[in_order], np.empty(left_JQ.size)
-    below[in_order] = np.searchsorted(every, every, side="left") + np.searchsorted(every, every, side="right")
+    begins = np.append(True, every[1:] != every[:-1])[: every.size]  # where equal ones begin in that order
+    first = np.flatnonzero(begins)
+    below[in_order] = (first + np.append(first[1:], every.size))[np.cumsum(begins) - 1]
     longer: FloatArray = (every.size - below.reshape(left_JQ.shape) / 2).mean(axis=1) / max(left_JQ.shape[1], 1)
     return longer
