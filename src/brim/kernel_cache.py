@@ -32,7 +32,7 @@ from typing import Final
 SOURCES: Final = (
     "beliefs/batching.py", "beliefs/loading.py", "core/changes.py", "core/columns.py", "core/energy.py", "core/sums.py",
     "engine/rows.py", "policies/feed/throughput.py", "policies/place/faults.py", "policies/place/free_resources.py",
-    "policies/place/walk.py",
+    "policies/place/gang_places.py", "policies/place/walk.py",
     "policies/size/knapsack.py", "sim/compiled/loop.py", "sim/compiled/orders.py", "sim/compiled/queues.py",
     "reports/bounds.py", "reports/charts/gantt.py",
 )

@@ -110,6 +110,7 @@ def test_a_plain_job_is_not_started_over_for_those_that_come_later(box: Box) -> 
         script = "echo $$ >> starts; until [ -e end ]; do sleep 0.05; done"
         [plain] = await box.submit(service, box.request("sh", "-c", script))
         await until((box.folder / "starts").exists, "a start")
+        await in_state(service, plain, "running")
         wide = []
         for _ in range(3):
             wide += await box.submit(service, box.request("true", gpus=2))

@@ -15,7 +15,7 @@ from brim.kernel_cache import is_ready, lock, set_ready
 ESTIMATE: Final = "1 to 2 minutes of CPU time"
 """Less where the demo has compiled some. 81 s measured by ``make demo`` from an empty cache on a quiet machine of two
 cores, 103 s on a busy one. The shares were 29 s for the loop with queues and the bounds, 38 s for whole rounds and 7 s
-for the rest, measured earlier with both cores busy."""
+for elastic policies, measured earlier with both cores busy; places of workers and servers came later, and take 3 s."""
 QUIET_S: Final = 1.0
 """Steps that take less are not reported: their kernels were compiled before, by a process that was then stopped."""
 JOBS: Final = 24
