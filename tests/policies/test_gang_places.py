@@ -13,7 +13,7 @@ from brim.policies.place.gang_places import (
     EXTRA,
     MEM,
     OPEN,
-    RANK,
+    RANK_COLUMNS,
     TYPE,
     change,
     fits,
@@ -106,11 +106,11 @@ def plain_search(nodes, asked, known):
 def test_the_search_finds_what_a_plain_one_finds(nodes, asked, known):
     known = sorted(node for node in known if node < len(nodes))
     rows = table(nodes)
-    ranks_known = np.array([(node, 0, 0, 0, 0) for node in known], dtype=np.int64).reshape(-1, RANK)
+    ranks_known = np.array([(node, 0, 0, 0, 0) for node in known], dtype=np.int64).reshape(-1, RANK_COLUMNS)
     assert num_gpus(rows, asked[5]) == sum(left >= asked[5] for node in nodes if node.is_open for left in node.gpus)
     found = None
     if search(rows, np.array(asked), asked[-1], ranks_known):
-        ranks = np.zeros((asked[0] + asked[1] + asked[3], RANK), dtype=np.int64)
+        ranks = np.zeros((asked[0] + asked[1] + asked[3], RANK_COLUMNS), dtype=np.int64)
         write_ranks(rows, np.array(asked), ranks)
         found = [tuple(rank) for rank in ranks.tolist()]
     assert found == plain_search(nodes, asked, known)

@@ -173,7 +173,7 @@ NOTHING: Final = 1e-6
 """Smallest value of a parameter, as a share of the shortest step seen; below this it is 0."""
 STEPS_MAX: Final = 100
 """Most iterations; half of all fits take 2 to 12."""
-CREEP: Final = 1e-3
+STAGNATION: Final = 1e-3
 """A fit that takes all iterations has converged, too, if the second half of them took less than this share off its
 squared error: far from the observations, steps gain little, but for ever. Others are reported as not converged."""
 COMPUTE_S_MIN: Final = 1e-10
@@ -183,8 +183,8 @@ STEP_S_MAX: Final = 1e6
 double holds of the longest and the shortest step."""
 TOLERANCE: Final = 1e-6
 """A fit has converged when a step gains less than this share of the squared error, and the linear model foretold it."""
-KEPT_MIN: Final = 0.25
-"""Share of the gain foretold by the linear model from which on the model counts as right, as in MINPACK and SciPy."""
+GAIN_RATIO_MIN: Final = 0.25
+"""Share of the gain foretold by the linear model from which on the model counts as right, as in SciPy."""
 FLAT: Final = 1e-8
 """Slope of half the squared error at which a fit ends where it is."""
 DAMPING: Final = 1e-3
@@ -402,15 +402,15 @@ def _descend(data: _Data, theta: FloatArray, center: FloatArray, width: FloatArr
             ahead, ahead_derivatives = _residuals(data.of(at), tried, center[at], width)
             linear = errors[at] + np.matmul(derivatives[at], (tried - theta[at])[..., None])[..., 0]
             before, after, expected = (np.square(each).sum(axis=-1) for each in (errors[at], ahead, linear))
-            kept = (before - after) / (before - expected)  # how much of what the linear model promised
+            gain_ratio = (before - after) / (before - expected)
         better = after < before
         to = at[better]
         theta[to], errors[to], derivatives[to] = tried[better], ahead[better], ahead_derivatives[better]
-        fall = np.maximum(DAMPING_FALL, 1.0 - (2.0 * np.clip(kept, 0.0, 1.0) - 1.0) ** 3)
+        fall = np.maximum(DAMPING_FALL, 1.0 - (2.0 * np.clip(gain_ratio, 0.0, 1.0) - 1.0) ** 3)
         damping[at] *= np.where(better, fall, rise[at])
         rise[at] = np.where(better, DAMPING_RISE, DAMPING_RISE * rise[at])
-        converged[at] = better & (before - after < TOLERANCE * before) & (kept > KEPT_MIN)
-    converged |= midway - np.square(errors).sum(axis=-1) < CREEP * midway
+        converged[at] = better & (before - after < TOLERANCE * before) & (gain_ratio > GAIN_RATIO_MIN)
+    converged |= midway - np.square(errors).sum(axis=-1) < STAGNATION * midway
     return theta, converged.tolist()
 
 

@@ -107,7 +107,7 @@ def _search_places() -> None:
     from brim.policies.place import gang_places
 
     nodes, ranks, asked = (np.zeros(shape, dtype=np.int64) for shape in (
-        (1, 1 + gang_places.EXTRA), (0, gang_places.RANK), gang_places.GPU_TYPE + 1,
+        (1, 1 + gang_places.EXTRA), (0, gang_places.RANK_COLUMNS), gang_places.GPU_TYPE + 1,
     ))
     gang_places.num_gpus(nodes, asked[gang_places.SHARE_MILLI])
     gang_places.search(nodes, asked, -1, ranks)

@@ -20,7 +20,8 @@ _ANY: Final = -1
 
 NODE, GPU, SHARE, CORES, MIB = range(5)
 """Columns of ranks: place, thousandths of the GPU (milli-cores of a rank on CPU), milli-cores and MiB of the node."""
-RANK: Final = 5
+RANK_COLUMNS: Final = 5
+"""How many these are."""
 
 GPUS, CPU_WORKERS, WORKER_MILLI, SERVERS, SERVER_MILLI, SHARE_MILLI, RANK_MILLI, RANK_MIB, GPU_TYPE = range(9)
 """Columns of what a job is to have: GPUs, workers on CPU and servers with the milli-cores of each, thousandths of each

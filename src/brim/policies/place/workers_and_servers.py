@@ -25,7 +25,7 @@ from brim.policies.place.gang_places import (
     GPUS,
     MEM,
     OPEN,
-    RANK,
+    RANK_COLUMNS,
     SERVERS,
     SHARE,
     SHARE_MILLI,
@@ -42,7 +42,7 @@ from brim.units import WHOLE_GPU
 
 _NO_GPU: Final = -(1 << 40)
 """Milli-GPUs of a GPU that takes no jobs, also while jobs that it has leave."""
-_NO_RANKS: Final = np.empty((0, RANK), dtype=np.int64)
+_NO_RANKS: Final = np.empty((0, RANK_COLUMNS), dtype=np.int64)
 _WHY_OF_PHASE: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
 
 
@@ -151,7 +151,7 @@ class _Held:
     Shapes: J jobs, R ranks.
 
     Attributes:
-        all: The ranks of all jobs (R, 5).
+        every: The ranks of all jobs (R, 5).
         num_ranks: Ranks of each job (J,).
         counts: GPUs, workers on CPU with the milli-cores of each, and servers with theirs (J, 5).
     """
@@ -159,7 +159,7 @@ class _Held:
     def __init__(self, snapshot: Snapshot) -> None:
         jobs, grants = snapshot.jobs, snapshot.grants
         cores = cores_milli(jobs, grants.job, grants.gpu, grants.share_milli, None)
-        self.all = np.stack((grants.node, grants.gpu, grants.share_milli, cores, jobs.mem_mib[grants.job]), axis=1)
+        self.every = np.stack((grants.node, grants.gpu, grants.share_milli, cores, jobs.mem_mib[grants.job]), axis=1)
         self.num_ranks = np.bincount(grants.job, minlength=len(jobs))
         first = np.flatnonzero(np.diff(grants.job, prepend=NONE))
         self._first = np.zeros(len(jobs), dtype=np.int64)
@@ -174,7 +174,7 @@ class _Held:
     def ranks(self, row: int) -> IntArray:
         """The ranks that a job has (R, 5)."""
         first = self._first[row]
-        ranks: IntArray = self.all[first : first + self.num_ranks[row]]
+        ranks: IntArray = self.every[first : first + self.num_ranks[row]]
         return ranks
 
 
@@ -192,7 +192,7 @@ class _Room:
         self._nodes[:, :width] = np.where(there, WHOLE_GPU, _NO_GPU)
         self._nodes[:, CPU], self._nodes[:, MEM] = nodes.cpu_milli, nodes.mem_mib
         self._nodes[:, TYPE], self._nodes[:, OPEN] = nodes.gpu_type, nodes.is_open
-        self.take(held.all)
+        self.take(held.every)
 
     def num_gpus(self, ask: IntArray) -> int:
         """GPUs of open nodes of which a rank's share is left."""
@@ -213,7 +213,7 @@ class _Room:
         types = self._types if ask[GPU_TYPE] == NONE and ask[GPUS] else [ask[GPU_TYPE]]
         for gpu_type in types:
             if search(self._nodes, ask, gpu_type, mine):
-                ranks = np.empty((ask[GPUS] + ask[CPU_WORKERS] + ask[SERVERS], RANK), dtype=np.int64)
+                ranks = np.empty((ask[GPUS] + ask[CPU_WORKERS] + ask[SERVERS], RANK_COLUMNS), dtype=np.int64)
                 write_ranks(self._nodes, ask, ranks)
                 return ranks
         return None

@@ -268,7 +268,7 @@ def _reserve(
         if (i < n[_EXPECTED] and end_ms[expected[i]] == end_ms[v]) or (
             k < len(starting) and end_ms[starting[k]] == end_ms[v]
         ):
-            continue
+            continue  # what all leave that end at this moment is free then
         if choose(reservation.future, gang, rule, classes, w.scratch, w.pairs):
             reserve_pairs(free, reservation, w, gang, end_ms[v])
             return
