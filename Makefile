@@ -1,8 +1,8 @@
 # Two commands a newcomer needs: `make demo` and `make test`. Both make the environment in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-# Workers of the tests: those with processes wait, so more than two cores; each imports all tests, for 7 s of CPU time
-WORKERS := 4
+# Workers of the tests: those with processes wait, so more than two cores; each imports all tests, for 4 s of CPU time
+WORKERS := 6
 # Tests are rewritten when they are imported, which takes longer than all else there: written once, as src is
 export PYTHONDONTWRITEBYTECODE :=
 # Threads of OpenBLAS spin while they wait for each other: beside busy workers a test with small matrices took 60 s for 4

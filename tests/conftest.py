@@ -48,9 +48,12 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test with the mark ``cases(n)``, n cases that are spread over all of them are quick, the others slow."""
+    """Of a test with the mark ``cases(n)``, n cases that are spread over all of them are quick, the others slow.
+
+    Tests with the mark ``long`` come first: else all others may be through while one that waits has just begun.
+    """
     tests = defaultdict(list)
     for item in items:
         if item.get_closest_marker("cases") is not None:
@@ -62,6 +65,9 @@ def pytest_collection_modifyitems(items):
         for number, case in enumerate(cases):
             if number not in spread:
                 case.add_marker("slow")
+    result = yield
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    return result
 
 
 def pytest_collection_finish():

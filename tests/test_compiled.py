@@ -44,7 +44,6 @@ print(kernel.doubled(21))
 """
 
 
-@pytest.mark.slow
 def test_of_four_processes_one_compiles(tmp_path):
     (tmp_path / "kernel.py").write_text(
         "from brim.compiled import njit\n\n@njit\ndef inner(x):\n    return x + x\n\n"

@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
 def test_a_built_wheel_works_away_from_the_repository(tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     built = subprocess.run(

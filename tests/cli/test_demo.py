@@ -124,7 +124,6 @@ def test_a_job_that_fails_is_shown_with_the_end_of_its_log(tmp_path: Path) -> No
     assert of_cluster(tmp_path) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     demo = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, str(tmp_path), "sleep 60 & sleep 60 & wait"],

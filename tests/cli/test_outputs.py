@@ -153,7 +153,6 @@ def test_ids_that_cannot_be_written_are_told_by_the_error(monkeypatch, ids, name
     monkeypatch.undo()
 
 
-@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_failure(trace):
     done = subprocess.run(
         f"{sys.executable} -m brim sim run {trace} -c 2x8xV100 --json 2>err.txt | head -c 1; echo ${{PIPESTATUS[0]}}",
@@ -183,7 +182,6 @@ atexit.register(print, "printed at exit")
 """
 
 
-@pytest.mark.slow
 def test_what_a_policy_prints_does_not_reach_the_result(trace, tmp_path):
     policy = tmp_path / "noisy.py"
     body = "print('printed'); sys.stdout.write('written\\n'); return np.arange(len(snapshot.jobs))"

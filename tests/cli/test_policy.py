@@ -29,7 +29,6 @@ def test_list_and_show():
     assert "promote_ratio" in shown
 
 
-@pytest.mark.slow
 def test_a_good_policy_of_ones_own_passes(tmp_path):
     path = tmp_path / "small_first.py"
     body = "return np.lexsort((snapshot.jobs.gpus, ~snapshot.jobs.holds))"
@@ -110,7 +109,6 @@ def test_an_interrupt_from_a_part_ends_a_comparison_in_processes_with_a_line(tmp
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_failures_that_leave_no_time_end_with_a_line(tmp_path):
     trace = tmp_path / "t.parquet"
     brim("trace", "synth", "philly", trace, "--num-jobs", 5, "--seed", 1, "--cluster", "2x8xV100", "--load", 1)
@@ -120,7 +118,6 @@ def test_failures_that_leave_no_time_end_with_a_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_policy_of_ones_own_is_compared_with_others(tmp_path):
     """Comparing uses several processes, to which the parts of a user's file cannot be sent."""
     path, trace = tmp_path / "small_first.py", tmp_path / "t.parquet"
@@ -174,7 +171,6 @@ def test_a_file_that_cannot_be_imported_points_at_its_line(tmp_path):
     assert f"policy file {path}:3: ModuleNotFoundError" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_new_policy_passes_its_check_and_its_test_at_once(tmp_path):
     done = brim("policy", "new", "short-first", cwd=tmp_path)
     assert done.stdout.split() == ["short_first.py", "test_short_first.py"]

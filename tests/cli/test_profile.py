@@ -43,7 +43,6 @@ def profile(tmp_path, *words):
     return done
 
 
-@pytest.mark.slow
 def test_the_profile_of_an_example_is_a_library_for_replays(tmp_path):
     done = profile(tmp_path, "--batch", "16-32", "--ranks", "1", "--", "python", EXAMPLE, "--steps", "20")
     assert done.returncode == 0, done.stderr
@@ -56,7 +55,6 @@ def test_the_profile_of_an_example_is_a_library_for_replays(tmp_path):
     assert list(known) == [1]  # what brim sim run --library FILE tells policies
 
 
-@pytest.mark.slow
 def test_a_script_that_raises_ends_it_with_its_traceback_and_code(tmp_path):
     (tmp_path / "raises.py").write_text("import sys\nraise ValueError(sys.argv[1:])\n")
     done = profile(tmp_path, "raises.py", "--epochs", "3")
@@ -109,7 +107,7 @@ def test_an_interpreter_without_torch_is_named_with_what_to_install(tmp_path):
 
 
 
-@pytest.mark.slow
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("command", "number"), [
     (("brim.cli.main", "profile"), signal.SIGINT), (("brim.cli.main", "profile"), signal.SIGTERM),
     (("brim.cli.main", "profile"), signal.SIGKILL), (("brim.train.check",), signal.SIGTERM),

@@ -77,7 +77,6 @@ def test_an_option_that_an_experiment_does_not_take_is_refused(name, option, val
     )
 
 
-@pytest.mark.slow
 def test_tables_json_and_page_tell_the_same(small, tmp_path):
     page = tmp_path / "page.html"
     done = small.invoke(app, ["sim", "reproduce", "elastic", "--quick", "--json", "--html", str(page)])
@@ -103,7 +102,6 @@ def test_tables_json_and_page_tell_the_same(small, tmp_path):
     assert "elastic sustains" in shown.stdout
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_reports_the_complete_replays_and_says_partial(small, monkeypatch):
     run_all, calls = replays.run_all, []
 

@@ -63,7 +63,6 @@ def test_run_prints_only_json_on_stdout_with_all_the_keys(trace):
     assert row["jct_mean_s"] >= row["jct_bound_s"] > 0
 
 
-@pytest.mark.slow
 def test_compare_in_processes_equals_runs_one_by_one(tmp_path):
     """A pool of processes must not change a single figure."""
     trace = tmp_path / "more.parquet"
@@ -277,7 +276,6 @@ def test_jobs_of_applications_that_were_not_measured_are_refused_before_any_repl
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_measured_jobs_replay_alike_in_processes_and_pay_thirty_seconds_for_each_change(tmp_path):
     jobs = tmp_path / "jobs.csv"
     jobs.write_text("name,time,application,num_replicas,batch_size\na,0,toy,2,16\nb,1,toy,1,8\nc,2,toy,2,16\n")
@@ -431,7 +429,6 @@ policy = replace(find_policy("{shipped}"), name="{shipped}-halts")
 """A policy file: the process that replays it stops when it first tells how far it is."""
 
 
-@pytest.mark.slow
 def test_ctrl_c_reports_what_is_done_and_says_partial(tmp_path):
     path = tmp_path / "big.parquet"
     brim("trace", "synth", "philly", path, "--num-jobs", 40_000, "--seed", 3, "--cluster", "16x8xV100", "--load", 1)
@@ -482,7 +479,6 @@ def comparison(tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_the_worker_processes_start_ends_the_comparison(tmp_path):
     """A worker that Ctrl-C ended while it started left its parent writing the trace to a pipe without a reader."""
     with comparison(tmp_path) as run:

@@ -116,7 +116,6 @@ def test_only_the_command_line_prints(package):
         assert package in allowed or "print" not in calls(path), path
 
 
-@pytest.mark.slow
 def test_no_random_state_without_a_seed():
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -178,7 +177,6 @@ def test_gang_needs_the_standard_library_alone():
         assert imports(path) <= {*sys.stdlib_module_names, "brim"}, path
 
 
-@pytest.mark.slow
 def test_every_compiled_module_is_in_the_digest_of_the_cache():
     """numba runs stale code where a callee in another file has changed; the digest of all sources prevents it."""
     from brim.kernel_cache import SOURCES

@@ -64,7 +64,6 @@ def test_no_mutable_default_arguments(found):
     assert not found.mutable
 
 
-@pytest.mark.slow
 def test_nothing_is_caught_and_forgotten(found):
     assert not found.swallowed, "catches everything"
 

@@ -30,7 +30,6 @@ def test_every_example_has_its_output():
     assert sorted(path.stem for path in EXAMPLES.glob("*.out")) == sorted(Path(name).stem for name in SCRIPTS)
 
 
-@pytest.mark.slow
 def test_every_example_prints_what_stands_beside_it():
     env = {**os.environ, "COLUMNS": "80"}
     for name, command in SCRIPTS.items():

@@ -65,7 +65,6 @@ def test_settings_of_the_loader_hold_for_ranks_that_join(tmp_path, zygote, undis
     assert [answer["loader_workers"] for answer in weather.answers] == [1, 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", sample(["mlp", "conv", "transformer"], ["mlp", "conv"]))
 def test_growing_and_shrinking_keeps_the_bits(tmp_path, zygote, undisturbed, model):
     """The transformer grows and shrinks in ``test_a_random_storm``, too."""
@@ -78,7 +77,6 @@ def test_growing_and_shrinking_keeps_the_bits(tmp_path, zygote, undisturbed, mod
     assert any(answer["first"] for answer in weather.answers)  # somebody joined later
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "conv", "transformer"])
 def test_a_kill_without_notice_keeps_the_bits(tmp_path, zygote, undisturbed, model):
     events = events_of(Event(8, "kill", 1), Event(30, "kill", 0))
@@ -87,7 +85,6 @@ def test_a_kill_without_notice_keeps_the_bits(tmp_path, zygote, undisturbed, mod
     assert [event.what for event in weather.done] == ["kill", "kill"]
 
 
-@pytest.mark.slow
 def test_a_killed_rank_may_be_replaced(tmp_path, zygote, undisturbed):
     events = events_of(Event(8, "kill", 0), Event(25, "kill", 1), Event(40, "await"))
     weather = storm(tmp_path, events, *WORDS, zygote=zygote, replace=4)
@@ -95,7 +92,6 @@ def test_a_killed_rank_may_be_replaced(tmp_path, zygote, undisturbed):
     assert {answer["size"] for answer in weather.answers} == {2}
 
 
-@pytest.mark.slow
 def test_kills_with_50_mb_of_gradients_keep_the_bits(tmp_path, zygote, undisturbed):
     epochs = sample(4, 2)  # of 5 steps, a second of CPU time each
     events = [Event(1, "kill", 1), Event(3, "kill", 0), Event(5, "resize", 4), Event(7, "kill", 3)]
@@ -105,7 +101,6 @@ def test_kills_with_50_mb_of_gradients_keep_the_bits(tmp_path, zygote, undisturb
     assert [event.what for event in weather.done] == ["kill", "kill", "resize", "kill"]
 
 
-@pytest.mark.slow
 def test_preempt_and_resume_at_another_size(tmp_path, zygote, undisturbed):
     words = (*WORDS, "--model", "conv", "--checkpoint", tmp_path / "saved")
     events = events_of(Event(10, "resize", 4), Event(20, "preempt"), Event(35, "preempt"))
@@ -114,7 +109,6 @@ def test_preempt_and_resume_at_another_size(tmp_path, zygote, undisturbed):
     assert weather.starts == 3
 
 
-@pytest.mark.slow
 def test_a_stream_gives_every_sample_once_over_sizes_kills_and_stops(tmp_path, zygote, undisturbed):
     words = (*WORDS, "--stream", "--loader-workers", 1, "--checkpoint", tmp_path / "saved")
     events = events_of(Event(7, "resize", 4), Event(18, "preempt"), Event(33, "kill", 1), Event(47, "preempt"))
@@ -123,20 +117,17 @@ def test_a_stream_gives_every_sample_once_over_sizes_kills_and_stops(tmp_path, z
     assert weather.starts == 3
 
 
-@pytest.mark.slow
 def test_a_random_storm(tmp_path, zygote, undisturbed):
     words = (*WORDS, "--model", "transformer", "--checkpoint", tmp_path / "saved")
     weather = storm(tmp_path, events_of(*random_events(1, 55, 8)), *words, zygote=zygote, replace=20, timeout_s=120)
     check(weather, undisturbed("transformer"))
 
 
-@pytest.mark.slow
 def test_who_comes_after_the_last_step_has_the_state_too(tmp_path, zygote, undisturbed):
     weather = storm(tmp_path, [Event(STEPS - 1, "resize", 4)], *WORDS, zygote=zygote)
     check(weather, undisturbed("mlp"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["resize", "kill", "preempt"])
 def test_code_at_the_end_of_an_epoch_runs_once_on_every_rank(tmp_path, zygote, undisturbed, kind):
     """Most events come in the last step of an epoch, which takes long; its end divides the learning rate."""
@@ -155,7 +146,6 @@ RATE_EVENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", sample(["mlp", "conv"], ["conv"]))
 def test_a_rate_set_by_hand_and_a_best_value_so_far_are_those_of_an_undisturbed_run(
     tmp_path, zygote, undisturbed, model

@@ -54,7 +54,6 @@ def fields_of(value) -> list[object]:
     return value
 
 
-@pytest.mark.slow
 @given(st.data())
 def test_a_replayed_journal_is_byte_equal_and_ends_in_the_same_state(data):
     cluster = data.draw(clusters(nodes_max=2))
@@ -83,7 +82,6 @@ def test_a_replayed_journal_is_byte_equal_and_ends_in_the_same_state(data):
     assert fields_of(again.state.freeze(10**9)) == fields_of(seen[0].state.freeze(10**9))
 
 
-@pytest.mark.slow
 @given(st.data())
 def test_a_replayed_journal_of_elastic_jobs_is_byte_equal_and_ends_in_the_same_state(data):
     cluster = data.draw(clusters(groups_max=2, nodes_max=2, gpus_max=3))

@@ -71,7 +71,6 @@ ANY = st.recursive(
 )
 
 
-@pytest.mark.slow
 @given(ANY, st.sampled_from(KINDS), st.data())
 def test_fields_of_the_wrong_kind_are_errors_or_a_message_of_the_declared_kinds(value, kind, data):
     if not fields(kind):

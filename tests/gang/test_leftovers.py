@@ -99,7 +99,6 @@ def test_shared_memory_of_a_killed_rank_is_unlinked(launch, tmp_path):
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 
 
-@pytest.mark.slow
 def test_when_the_supervisor_is_killed_nothing_is_left(launch, tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     gang = launch("--nproc", 2, tmp_path / "stubborn.py", env={"TMPDIR": str(tmp_path)})
@@ -127,7 +126,6 @@ def test_a_signal_after_the_end_of_the_gang_does_not_change_the_exit_code(launch
     assert gang.wait() == 3, gang.stderr()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_kills_at_random_moments_leave_nothing(launch, seed):
     dice = random.Random(seed)

@@ -175,7 +175,6 @@ def test_a_stopped_process_is_killed_too(launch):
     assert gang.wait() == 75
 
 
-@pytest.mark.slow
 def test_a_hung_rank_is_named_and_killed_and_the_others_go_on(launch):
     gang = launch("--nproc", 3, "--hang", 5, RANK, "hang=1:5", "pause=0.01")
     gang.until(lambda status: training(2)(status) and status["generation"] == 2)
@@ -259,7 +258,6 @@ def test_when_the_zygote_is_killed_the_gang_goes_on_and_can_grow(launch):
     assert gang.wait() == 75
 
 
-@pytest.mark.slow
 def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
     gang = launch("--nproc", 2, RANK)
     os.kill(gang.until(training(2))["zygote"], signal.SIGSTOP)
@@ -268,7 +266,6 @@ def test_a_stopped_zygote_does_not_keep_a_preempted_gang(launch):
     assert gang.wait() == 75, gang.stderr()
 
 
-@pytest.mark.slow
 def test_the_ends_of_ranks_are_known_although_the_zygote_is_stopped(launch, tmp_path):
     builds = tmp_path / "builds"
     builds.touch()

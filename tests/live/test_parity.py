@@ -202,7 +202,6 @@ def test_the_example_above_preempts_and_resumes() -> None:
     assert any('"attempt":2,"do":"start"' in line for line in live)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fifo", "backfill", "srtf", "las", "gittins", "tiresias", "fair"])
 def test_the_journal_of_the_twin_replays_byte_for_byte(name: str) -> None:
     rng = np.random.default_rng(5)

@@ -9,15 +9,12 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests import sampling
 from tests.sampling import sample
 
 from .all_pairs import pairs
 
 
-@pytest.mark.slow
 def test_no_pair_of_size_and_place_parts_leaves_its_arrays():
     checked = "NUMBA_BOUNDSCHECK" if sampling.full else "NUMBA_DISABLE_JIT"
     done = subprocess.run(

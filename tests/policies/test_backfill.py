@@ -55,7 +55,6 @@ class Promises:
         raise AssertionError(f"job {job_id} would never fit")
 
 
-@pytest.mark.slow
 @settings(max_examples=sample(150, 50))
 @given(st.data())
 def test_backfill_never_delays_the_head(data):
@@ -69,7 +68,6 @@ def test_backfill_never_delays_the_head(data):
         assert outcome.first_start_ms[job_id] == promised_ms
 
 
-@pytest.mark.slow
 @settings(max_examples=sample(100, 33))
 @given(st.data())
 def test_estimates_that_are_too_long_never_delay_the_head_beyond_its_promise(data):

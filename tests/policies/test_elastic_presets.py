@@ -201,7 +201,6 @@ def test_drop_ends_every_replay_too():
     assert found.rejected.any()
 
 
-@pytest.mark.slow
 def test_the_presets_keep_the_rules_where_starts_take_longer_than_the_horizon():
     """Goodput once never started such a job again. One preset of each kind of size part, and all with ``--full``."""
     overheads = Overheads(start_ms=300_000, save_ms=1_000, restart_ms=300_000, checkpoint_ms=10_000)

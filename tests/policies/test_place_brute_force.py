@@ -83,7 +83,6 @@ def test_consolidate_uses_the_fewest_nodes_possible(snapshot):
     assert len(nodes_of(placed(Consolidate(), snapshot, row))) == min(len(nodes_of(gang)) for gang in could)
 
 
-@pytest.mark.slow
 @given(snapshot=one_waits())
 def test_on_one_node_consolidate_leaves_the_fewest_whole_gpus_over(snapshot):
     """Best fit: among the single nodes that take the gang, one with the fewest wholly free GPUs."""
@@ -99,7 +98,6 @@ def test_on_one_node_consolidate_leaves_the_fewest_whole_gpus_over(snapshot):
     assert whole(placed(Consolidate(), snapshot, row)) == min(whole(gang) for gang in single)
 
 
-@pytest.mark.slow
 @given(snapshot=one_waits())
 def test_a_share_goes_to_the_fullest_gpu_that_takes_it(snapshot):
     row = len(snapshot.jobs) - 1

@@ -33,7 +33,7 @@ NUMBERS = [6, 3, 1, 2, 4, 5][: sample(6, 1)]
 
 pytestmark = [
     pytest.mark.skipif(not PROFILES.exists(), reason=f"{PROFILES} is not here; set BRIM_DATA"),
-    pytest.mark.slow, pytest.mark.xdist_group("elastic policies"),  # in one process, which keeps what was replayed
+    pytest.mark.xdist_group("elastic policies"),  # in one process, which keeps what was replayed
 ]  # fmt: skip
 
 

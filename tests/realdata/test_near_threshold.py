@@ -87,7 +87,6 @@ def test_tiresias_lands_within_three_per_cent_of_the_published_simulator_near_it
     assert completion_s(seed, Measured, tmp_path) == pytest.approx(PUBLISHED_S[seed], rel=0.03)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 5][: sample(4, 2)])
 def test_nothing_but_the_rounding_of_epochs_to_whole_seconds_remains(seed, tmp_path):
     assert completion_s(seed, WholeSeconds, tmp_path) == pytest.approx(PUBLISHED_S[seed], rel=0.000_2)

@@ -44,7 +44,6 @@ def words_and_numbers(text):
     return re.sub(values, "", text, flags=re.M), [float(each) for each in re.findall(values, text, re.M)]
 
 
-@pytest.mark.slow
 def test_a_folder_without_the_measurements_is_one_line(tmp_path):
     for words, said in ((["DATA"], "no folder pollux, gavel, mlperf_training_v4.0"), ([], "usage: python benchmarks/")):
         done = subprocess.run(

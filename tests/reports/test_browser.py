@@ -224,7 +224,6 @@ def test_a_long_name_of_a_cluster_does_not_run_off_a_narrow_screen(tmp_path):
         assert browser.evaluate("document.documentElement.scrollWidth") == 400
 
 
-@pytest.mark.slow
 def test_a_table_wider_than_the_screen_says_so_until_its_end_is_seen(narrow, wide):
     hint = "Array.from(document.querySelectorAll('.wide')).map(w => !w.querySelector('.hint').hidden)"
     assert narrow.evaluate(hint) == [True, True]

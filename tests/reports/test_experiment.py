@@ -117,7 +117,6 @@ def test_one_point_is_seen_and_a_formula_marks_no_loads():
     assert ">0.51x<" not in drawn
 
 
-@pytest.mark.slow
 @needs_chromium
 def test_the_page_opens_without_complaint_or_network_and_shows_one_panel_at_a_time(tmp_path):
     write_experiment(made(), tmp_path / "page.html")

@@ -293,7 +293,6 @@ def test_traces_without_owners_are_compared_by_size():
     assert unpacked(text)["sizes"][0] == "1"
 
 
-@pytest.mark.slow
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_opens_the_page_silently_and_switches_policies(tmp_path, dark):

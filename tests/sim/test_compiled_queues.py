@@ -202,7 +202,6 @@ def test_the_golden_traces_are_the_same_in_both(name, golden):
     assert_equal(outcome, run(trace, CLUSTERS[golden], name, compiled=False))
 
 
-@pytest.mark.slow
 def test_a_busy_cluster_of_400_jobs_is_the_same_in_both():
     rng = np.random.default_rng(3)
     jobs = [job(at=int(at), run=int(length), gpus=int(gpus)) for at, length, gpus in zip(

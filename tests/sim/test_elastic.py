@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,7 +69,6 @@ def replayed(cluster, jobs, costs, broken, policy, note=None, *, trace=None):
     return outcome, truth, journal
 
 
-@pytest.mark.slow
 @given(cases())
 def test_the_twin_agrees_with_a_slow_simulation_in_every_column_and_every_round(case):
     cluster, jobs, costs, broken, policy = case
@@ -114,7 +112,6 @@ def test_the_twin_agrees_with_a_slow_simulation_in_every_column_and_every_round(
             assert one.run_ms == run_ms
 
 
-@pytest.mark.slow
 @given(cases())
 def test_work_is_conserved_and_no_gpu_or_job_is_in_two_places(case):
     cluster, jobs, costs, broken, policy = case
@@ -128,7 +125,6 @@ def test_work_is_conserved_and_no_gpu_or_job_is_in_two_places(case):
     assert (outcome.service_gpu_ms >= outcome.useful_gpu_ms + outcome.lost_gpu_ms - slack).all()
 
 
-@pytest.mark.slow
 @given(cases())
 def test_two_equal_replays_give_equal_bytes(case):
     first, second = replayed(*case), replayed(*case)
@@ -136,7 +132,6 @@ def test_two_equal_replays_give_equal_bytes(case):
     rules.check_same(rules.SAME_SEED, "replayed twice", first[0], second[0])
 
 
-@pytest.mark.slow
 @given(cases(breaks=False))
 def test_the_order_of_the_input_rows_does_not_matter(case):
     cluster, jobs, costs, broken, policy = case
@@ -146,7 +141,6 @@ def test_the_order_of_the_input_rows_does_not_matter(case):
     rules.check_same(rules.ORDER_FREE, "with the rows in another order", first, again)
 
 
-@pytest.mark.slow
 @given(cases(), st.sampled_from(("fifo", "backfill", "las", "tiresias", "fair")))
 def test_policies_that_do_not_resize_run_elastic_jobs_as_asked(case, name):
     cluster, jobs, costs, broken, _ = case

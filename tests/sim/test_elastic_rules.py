@@ -43,7 +43,6 @@ def wanting(*, reject: tuple[int, ...] = (), **jobs) -> Policy:
 STAYS = {"j0": (((0, 0),), 32), "j1": (((0, 1),), -1)}
 
 
-@pytest.mark.slow
 def test_a_policy_that_never_sits_still_keeps_every_rule():
     check_policy(restless(calm_ms=150_000, period_ms=20_000), examples=15)
 
@@ -123,7 +122,6 @@ class AsSeen:
         return Sizes(gpus=np.where(jobs.holds, jobs.gpus_now, jobs.gpus), global_batch=batch)
 
 
-@pytest.mark.slow
 def test_a_policy_may_decide_on_what_jobs_have_told():
     check_policy(replace(PRESETS["fifo"], size=AsSeen(), period_ms=20_000, name="seen"), examples=15)
 

@@ -55,7 +55,6 @@ class From:
         return Sizes(gpus=np.where(jobs.holds | (snapshot.now_ms >= self.begin_ms), jobs.gpus, 0))
 
 
-@pytest.mark.slow
 def test_nodes_that_fail_before_any_checkpoint_end_the_replay():
     settings = ReplaySettings(faults=Faults(node_mtbf_ms=1_000))
     with pytest.raises(ConfigError, match=r"job j0 has made no lasting progress for [\d.]+ d.*starts of this job: \d+.*"
@@ -63,13 +62,11 @@ def test_nodes_that_fail_before_any_checkpoint_end_the_replay():
         replay(TWO, parse_cluster("2x1xT4"), SKIP, settings)
 
 
-@pytest.mark.slow
 def test_a_policy_that_lets_nobody_finish_ends_the_replay():
     with pytest.raises(PlanError, match=r"policy 'mine': job j0 has made no lasting progress for [\d.]+ [hd], and"):
         replay(TWO, parse_cluster("1x1xT4"), replace(SKIP, order=Thrash(), period_ms=MINUTE // 2), HALF_MINUTE)
 
 
-@pytest.mark.slow
 def test_a_policy_that_never_starts_a_job_ends_the_replay():
     never = replace(SKIP, size=From(10**15), period_ms=MINUTE)
     with pytest.raises(PlanError, match=r"policy 'mine': job j0 has made no lasting progress .*starts of this job: 0"):
@@ -80,7 +77,6 @@ def test_a_policy_that_never_starts_a_job_ends_the_replay():
         replay(small_trace(job(run=60)), parse_cluster("2x1xT4"), replace(never, period_ms=0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "settings", "end_ms"), [
     (replace(SKIP, size=From(7 * MS_PER_DAY), period_ms=MINUTE), ReplaySettings(), 7 * MS_PER_DAY),  # 10,080 minutes
     (replace(SKIP, period_ms=MINUTE),

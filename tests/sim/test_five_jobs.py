@@ -308,7 +308,6 @@ def test_elastic_random():
     check("elastic-random", AS_FIFO)
 
 
-@pytest.mark.slow
 def test_optimus():
     """Everybody's fewest GPUs in order of arrival, misfits skipped: C goes before B, at 4 B comes first.
 
@@ -338,7 +337,6 @@ def test_tiresias_pollux():
     """)
 
 
-@pytest.mark.slow
 def test_pollux():
     """The more jobs run the better, at equal speed-ups; of equal choices the fewer GPUs, then the earlier jobs.
 

@@ -145,7 +145,6 @@ def test_capacity_counts_work_not_jobs():
     assert found.halves_per_h == pytest.approx((1.0, 1.0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", [OURS, BASELINE])
 def test_a_backlog_is_in_a_steady_state_where_it_is_counted(policy):
     condition = at(category="communication", gpus=sample(40, 24))
@@ -227,7 +226,7 @@ def test_turning_away_and_waiting_agree_where_there_is_room_for_all(policy):
     assert not turned.rejected.any()
 
 
-@pytest.mark.slow
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_is_left_waiting_at_the_end(policy):
     """Jobs arrive at twice what eight GPUs sustain, some with batches that eight must share."""
@@ -239,7 +238,6 @@ def test_nobody_is_left_waiting_at_the_end(policy):
         assert ((turned.finish_ms > 0) ^ (turned.rejected > 0)).all()
 
 
-@pytest.mark.slow
 def test_equal_conditions_give_equal_outcomes():
     first, again = (outcome(run(at(gpus=8, seed=3), OURS, 3.5), at(gpus=8, seed=3)) for _ in range(2))
     timed = {"round_median_ms", "round_p99_ms"}

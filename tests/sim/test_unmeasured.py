@@ -99,7 +99,6 @@ def test_jobs_that_cannot_run_are_left_out_by_name(tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_the_command_replays_the_rest(tmp_path):
     trace = job_list(tmp_path, "a,0,toy,8,512", "b,10,other,8,512", "c,20,toy,24,512")
     done = brim("sim", "compare", trace, "--cluster", "4x8xT4", "--truth", "measured", "--profiles", profiles(tmp_path),

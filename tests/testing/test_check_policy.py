@@ -392,7 +392,6 @@ def test_a_part_that_replaces_what_it_was_given_is_caught(socket):
     assert f"{socket}: it replaced {name} of {kind}, which parts may only read" in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_check_that_would_take_for_ever_ends_and_says_so(monkeypatch):
     monkeypatch.setattr(conformance, "BUDGET_CPU_S", 1)
     policy = replace(SKIP, name="busy", period_ms=1, size=AfterAWeek())
@@ -450,7 +449,6 @@ def any_counterexample():
     settings.load_profile("before")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("any_counterexample")
 @pytest.mark.parametrize("kind", sorted(BROKEN))
 def test_a_broken_policy_is_caught_by_the_rule_it_breaks(kind):
@@ -484,7 +482,6 @@ def test_an_order_that_is_no_permutation_is_caught():
     assert caught.value.rule in (OVER_GRANT, GANG, STAYS, SOUND, WORK_CONSERVING, PURE)
 
 
-@pytest.mark.slow
 def test_the_counterexample_is_small_and_in_words():
     with pytest.raises(PolicyViolation) as caught:
         check_policy(placing(half_gangs), examples=100)
@@ -495,7 +492,6 @@ def test_the_counterexample_is_small_and_in_words():
     assert "pending, 2 GPU, submitted 0 s by ann" in said
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("any_counterexample")
 def test_the_same_seed_finds_the_same_counterexample():
     said = []

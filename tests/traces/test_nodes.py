@@ -111,7 +111,6 @@ def test_record_without_nodes_has_no_cluster(tmp_path):
     assert (trace.cluster, report.cluster) == (None, "")
 
 
-@pytest.mark.slow
 @given(data=st.data())
 def test_every_job_of_a_record_fits_the_cluster_that_is_seen_in_it(tmp_path_factory, data):
     """Jobs placed on nodes of 8 GPUs as Slurm may do it: what is inferred has room for each, and is no larger."""

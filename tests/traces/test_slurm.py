@@ -14,7 +14,7 @@ from brim.core.trace import NONE, Status
 
 from .slurm import slurm_running, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 ROOT = Path(__file__).parents[2]
 LINES = [
     re.search(r"^TZ=UTC .*sacct .*$", (ROOT / name).read_text(encoding="utf-8"), re.M)[0]

@@ -47,7 +47,6 @@ def checked(zygote, tmp_path, capfd, monkeypatch):
     return check
 
 
-@pytest.mark.slow
 def test_a_script_that_resumes_exactly(checked, tmp_path):
     code, out, err = checked(checkpoint=repr(str(tmp_path / "mine")))
     assert (code, err) == (0, "")
@@ -55,7 +54,6 @@ def test_a_script_that_resumes_exactly(checked, tmp_path):
     assert not (tmp_path / "mine").exists()  # checkpoints of the script are left alone
 
 
-@pytest.mark.slow
 def test_numbers_that_nobody_seeds(checked):
     code, out, _ = checked(inside="x = x + random.SystemRandom().random()")
     assert code == 1
@@ -64,7 +62,6 @@ def test_numbers_that_nobody_seeds(checked):
     assert "before the stop: two runs of the script are not equal" in out
 
 
-@pytest.mark.slow
 def test_state_that_is_not_carried(checked):
     code, out, _ = checked(inside="average += float(y.sum()) + 1; x = x * average")
     assert code == 1
@@ -84,7 +81,6 @@ def test_what_settings_leave_open_is_said_beside_a_yes(checked):
     assert "not for sure: fast mode: bits depend on the number of ranks" in out
 
 
-@pytest.mark.slow
 def test_one_logical_worker_resumes_on_one_rank_and_it_is_said(checked):
     code, out, _ = checked(workers=1, epochs=1, steps=20)
     assert code == 0
@@ -123,7 +119,6 @@ def test_a_script_that_does_not_use_it(checked):
     bad(checked(script="x = 1\n"), "ended without a step of brim.train: expected a loop over run.steps(loader)")
 
 
-@pytest.mark.slow
 def test_a_script_that_hangs(checked):
     hang = "import time; time.sleep(600)"
     bad(checked("--timeout", "6", inside=hang), "on 1 rank did not get to step 6 in 6 s")
@@ -173,7 +168,6 @@ def test_half_a_line_is_no_step(tmp_path):
     assert read(tmp_path / "none") == RecordedRun()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inside", "words"),
     [
@@ -234,7 +228,6 @@ def test_a_run_of_two_steps_is_checked_without_an_undone_step(checked):
     assert "undone" not in out
 
 
-@pytest.mark.slow
 def test_a_counter_of_forward_passes_is_found(checked):
     """A plain attribute: each rank counts its own micro-batches."""
     script = SCRIPT.format(above="", inside="model.calls = getattr(model, 'calls', 0) + 1", workers=4, epochs=2,

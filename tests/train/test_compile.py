@@ -94,7 +94,6 @@ def train_every_way():
     return {way: train(way, "eager") for way in WAYS}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_compiled_model_has_the_names_and_bits_of_the_plain_one(plain, ranks):
     assert on_ranks(ranks, train_every_way) == ranks * [dict.fromkeys(WAYS, plain)]
@@ -105,13 +104,11 @@ def test_gradients_between_backward_and_step_are_refused_in_compiled_code_too():
     assert said.startswith("gradients were used between run.backward and run.step")
 
 
-@pytest.mark.slow
 def test_forward_and_backward_may_be_traced_ahead_of_time():
     sizes = sample((1, 2, 4), (1, 2))
     assert len({row for n in sizes for row in on_ranks(n, train, "before prepare", "aot_eager")}) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("before prepare", "not at all"), ("not at all", "before prepare")])
 def test_a_checkpoint_fits_compiled_or_not(tmp_path, plain, first, then):
     on_ranks(2, train, first, "eager", tmp_path / "job", 3)
@@ -135,7 +132,6 @@ def test_each_shape_is_compiled_by_itself():
     assert on_ranks(1, compiled_for) == [0]
 
 
-@pytest.mark.slow
 def test_compiled_kernels_give_the_same_bits_on_every_number_of_ranks(tmp_path):
     """Of the first steps, all of one shape; with ``--full`` also of the others, and without a checkpoint between."""
     steps = sample(8, 3)

@@ -31,7 +31,6 @@ def test_there_are_three():
     assert [path.stem for path in EXAMPLES] == ["train_characters", "train_digits", "train_proteins"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_one_and_two_ranks_come_to_the_same_bits(zygote, script):
     alone = last_line(ran(zygote, script, "--steps", 6))
@@ -39,7 +38,6 @@ def test_one_and_two_ranks_come_to_the_same_bits(zygote, script):
     assert alone[0] == "6"
 
 
-@pytest.mark.slow
 def test_the_digits_are_learned(zygote):
     printed = ran(zygote, ROOT / "examples" / "train_digits.py", "--steps", 160)
     accuracies = [float(found) for found in re.findall(r"not seen (\S+)", printed)]

@@ -132,7 +132,6 @@ def test_one_that_fails_in_a_collective_ends_all_and_is_named(tmp_path, launched
     assert text.splitlines()[-1] == "brim: rank 2 failed first: exited with 1"
 
 
-@pytest.mark.slow
 def test_sessions_are_resized_killed_and_tuned_by_hand_and_the_bits_are_the_same(tmp_path, launched):
     lasting = "0.1 if run.steps_done < 100 else 1.0)"  # also where each of these requests takes long
     (tmp_path / "session.py").write_text(SESSION.replace("0.1)", lasting))
@@ -281,7 +280,6 @@ def test_without_a_socket_training_goes_on(tmp_path, launched):
     assert len(gang.lines()) == 2
 
 
-@pytest.mark.slow
 def test_who_is_through_leaves_at_once_when_asked_by_a_signal(tmp_path, launched):
     (tmp_path / "session.py").write_text(SESSION + "    sys.stdout.flush()\n    time.sleep(60)\n")
     gang = launched("--nproc", 2, tmp_path / "session.py", 1)
@@ -403,7 +401,6 @@ main()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "words"), [
     ("return", "rank 0 left the training loop after step 17 and ended, while rank 1 continues"),
     ("exit", "rank 0 left the training loop after step 17 and ended, while rank 1 continues"),
@@ -461,7 +458,6 @@ def test_a_batch_script_one_task_and_separate_tasks_run_below_slurm(tmp_path, zy
     assert sizes(zygote, tmp_path, env)[:2] == (0, ["1"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [
     ("torch.distributed.run", "--standalone", "--nproc-per-node"), ("brim.train.launch", "--zygote", "Z", "--nproc"),
 ])  # fmt: skip

@@ -11,7 +11,6 @@ from tests import forked, zygotes
 from tests.elastic.storm import Event, storm
 from tests.sampling import sample
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 LOOPS = ROOT / "examples" / "loops"
 JOB = Path(__file__).parent / "jobs" / "watched_loop.py"

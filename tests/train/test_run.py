@@ -55,7 +55,6 @@ def alone():
     return on_ranks(1, train_all, NAMES)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bits_are_equal_on_every_number_of_ranks(alone, ranks):
     for found in on_ranks(ranks, train_all, NAMES):
@@ -104,7 +103,6 @@ def by_hand(name):
     return losses
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_the_losses_are_those_of_a_loop_by_hand(alone, name):
     torch.set_num_threads(1)

@@ -53,7 +53,6 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_first_step(tmp_path)
     assert "Not a directory" in said
 
 
-@pytest.mark.slow
 def test_sharded_and_wrapped_models_are_refused():
     run = bt.start(logical_workers=2)
     wrapped = type("FSDPLinear", (type("FSDPModule", (), {}), nn.Linear), {})(2, 2)  # as fully_shard makes it

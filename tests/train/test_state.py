@@ -19,7 +19,6 @@ def undisturbed(zygote, folder, loop=LOOP):
     return json.loads(answer.read_text())
 
 
-@pytest.mark.slow
 def test_a_kill_undoes_what_the_step_has_changed_in_carried_objects(tmp_path, zygote):
     events = [Event(5, "kill", 2), Event(12, "kill", 0), Event(20, "kill", 1)]
     words = [0, LOOP, 0.15]

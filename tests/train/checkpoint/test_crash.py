@@ -148,12 +148,10 @@ def cut_often(log: list[Op], cuts: int, *, seed: int, rot: bool = False) -> None
             raise AssertionError(f"seed {seed}, cut {cut} before operation {until}: {error}") from error
 
 
-@pytest.mark.slow
 def test_power_cuts_lose_nothing_that_was_verified():
     cut_often(record(Checkpointer), CUTS, seed=1, rot=True)
 
 
-@pytest.mark.slow
 def test_a_second_power_cut_while_the_next_process_saves_loses_nothing_either():
     log = record(Checkpointer)
     for cut in range(1_000):
@@ -167,7 +165,6 @@ def test_a_second_power_cut_while_the_next_process_saves_loses_nothing_either():
         check(after_power_cut(again, then, rng, base=base), acked(log, until) + acked(again, then))
 
 
-@pytest.mark.slow
 def test_power_cuts_after_silent_damage_lose_nothing_that_was_verified():
     for write in range(15):
         for keep in (1, 2):
@@ -296,7 +293,6 @@ def test_silent_damage_finds_a_broken_protocol(broken):
         cut_often(log, CUTS_OF_A_BROKEN_PROTOCOL, seed=1)
 
 
-@pytest.mark.slow
 def test_the_sound_protocol_passes_where_the_broken_ones_fail():
     cut_often(record(Checkpointer, keep=1), CUTS_OF_A_BROKEN_PROTOCOL, seed=1)
     log = record(Checkpointer, keep=1, damage_write=14)
@@ -352,7 +348,6 @@ class Killing(RealFiles):
         return super().__getattribute__(name)
 
 
-@pytest.mark.slow
 def test_a_real_process_killed_at_every_operation_leaves_what_it_was_told_is_safe(tmp_path: Path, zygote: str):
     forked.run("-c", CHILD, tmp_path, zygote=zygote, cwd=Path(__file__).parents[3], timeout_s=120, check=True)
     points = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())

@@ -200,7 +200,6 @@ class Job:
                 os.kill(victim, signal.SIGKILL)
 
 
-@pytest.mark.slow
 @settings(max_examples=int(os.environ.get("BRIM_SCRIPTS", sample(25, 10))), deadline=None)
 @given(stream=st.booleans(), script=st.lists(OPERATION, max_size=12))
 def test_every_sample_exactly_once_over_any_script(stream, script):
@@ -317,7 +316,6 @@ def test_waiting_and_supply_are_measured():
         assert supply.settled
 
 
-@pytest.mark.slow
 def test_a_very_long_way_ahead_works():
     with Loader(Plain(3_000), 2, workers=2, prefetch=10_000, shuffle=False) as loader:
         assert torch.cat([batch[0] for batch in take(loader)]).tolist() == list(range(3_000))
@@ -482,7 +480,6 @@ def watch(loader: Loader) -> Iterator[int]:
         yield loader.workers
 
 
-@pytest.mark.slow
 def test_auto_finds_workers_where_loading_waits_and_keeps_the_batches_equal():
     """Samples that sleep: four times as many workers load four times as fast, whatever else the machine does."""
     with Loader(Slow(0.002, 20_000), 4, workers="auto") as loader, Loader(Plain(20_000), 4, workers=0) as plain:

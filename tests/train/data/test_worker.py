@@ -67,7 +67,6 @@ def shown(folder: Path) -> list[int]:
     return [int(word) for word in (folder / "shown").read_text().split()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "code"), [
     ("del loader; loader = Loader(Slow(0.01), 8, workers=2)", 0), ("raise ValueError('user')", 1), ("os._exit(4)", 4),
     ("os.kill(os.getpid(), signal.SIGKILL)", -9),
@@ -231,7 +230,6 @@ def test_the_number_of_workers_follows_while_it_runs():
             assert wait_until(there), (wanted, loader._pool.worker_ids())
 
 
-@pytest.mark.slow
 def test_workers_can_be_killed_all_the_time():
     others = {*descendants(os.getpid())}  # of tests before this one; some may end meanwhile
     with Loader(Plain(3_000), 4, workers=2) as loader:
@@ -257,7 +255,6 @@ def test_workers_that_have_themselves_traced_go_on():
         assert sorted(loader._pool.worker_ids()) == before, "nobody has died"
 
 
-@pytest.mark.slow
 def test_a_process_forked_from_a_zygote_with_threads_can_load(zygote, tmp_path):
     """As a rank is: torch preloaded, used before the fork, and threads of its own that hold torch's locks after it."""
     run = program(zygote, tmp_path, """

@@ -75,7 +75,6 @@ def test_a_parameter_of_no_prepared_model_is_named(ranks):
         assert steps == 2
 
 
-@pytest.mark.slow
 def test_an_optimizer_of_a_module_that_was_not_given_is_refused_at_once():
     model, other = nn.Linear(2, 2), nn.Linear(3, 3)
     optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()])
@@ -283,7 +282,6 @@ def rate_by_hand(run, _, optimizer):
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + run.steps_done)
 
 
-@pytest.mark.slow
 def test_a_rank_without_samples_in_a_step_takes_the_settings_of_the_others():
     expected = on_ranks(1, train, rate_by_hand, 4, None, 18)[0]  # every other step has two samples, for two of four
     assert expected[1] == [0.1 / 4]

@@ -74,7 +74,6 @@ def test_a_hidden_state_goes_from_step_to_step_as_in_a_plain_loop():
     torch.testing.assert_close(torch.tensor(values).view(16, 8), hidden)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("samples", [64, 66])
 def test_hidden_states_are_equal_on_every_number_of_ranks(samples):
     """Of 66 the last step of an epoch has two: two workers have none, and keep their value."""

@@ -95,7 +95,6 @@ def test_a_number_may_become_small_beside_what_it_was():
             assert (max(map(abs, found)) < 1e-7, said) == (True, "")
 
 
-@pytest.mark.slow
 def test_a_count_that_all_micro_batches_advance_equally_is_kept_in_silence():
     assert {(digest, repr(found), said) for n in (1, 2, 4) for digest, found, said in on_ranks(n, train, "calls")} == {
         (on_ranks(1, train, "calls")[0][0], "[5, 5, 5, 5]", "")

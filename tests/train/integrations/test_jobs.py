@@ -15,7 +15,6 @@ import pytest
 
 from tests import forked, zygotes
 
-pytestmark = pytest.mark.slow
 JOBS = Path(__file__).parent / "jobs"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to-train-elastically.md"
 KINDS = {"hugging_face": "transformers", "accelerate": "accelerate", "lightning": "lightning"}

@@ -128,7 +128,6 @@ def with_evaluations(evaluates):
     return run.digest(), times
 
 
-@pytest.mark.slow
 def test_an_evaluation_leaves_the_random_numbers_of_training_alone():
     expected, _ = on_ranks(1, with_evaluations, False)[0]
     for ranks in (1, 2, 4):
@@ -170,7 +169,6 @@ def drawn():
     return tuple(found)
 
 
-@pytest.mark.slow
 def test_an_evaluation_draws_the_same_on_every_rank_and_number_of_ranks():
     found = {row for ranks in (1, 2, 4) for row in on_ranks(ranks, drawn)}
     assert len(found) == 1
@@ -238,7 +236,6 @@ def one_is_missing():
     run.close()
 
 
-@pytest.mark.slow
 def test_a_rank_that_does_not_take_part_is_named():
     on_ranks(2, one_is_missing)
 

@@ -70,7 +70,6 @@ def silent(folder):
     return time.monotonic() - began
 
 
-@pytest.mark.slow
 def test_a_collective_is_bounded_in_time(tmp_path):
     waited_s, _ = on_ranks(2, silent, tmp_path)
     assert 1 < waited_s < 20
@@ -120,7 +119,6 @@ def environment():
     return {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
 
-@pytest.mark.slow
 def test_a_wait_for_a_message_that_stopped_within_is_given_up_and_left_behind():
     """Neither the wait nor the exit of an interpreter lasts as long as gloo's time-out."""
     variables = environment()
@@ -142,7 +140,7 @@ def test_a_wait_for_a_message_that_stopped_within_is_given_up_and_left_behind():
     assert "left behind with 67 MB: it waits in gloo, and returns after 600 s at the latest (1 of" in err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_number_of_threads_left_behind_is_bounded(zygote):
     done = forked.run("-c", BOTH + PARTLY, LEFT_MAX, 25, zygote=zygote, env=environment(), timeout_s=90, check=True)
     assert done.stdout.splitlines()[-1] == "True"

@@ -92,7 +92,6 @@ def test_accumulation_is_one_micro_batch_while_measured(script):
         assert len(steps.step_s(8, 3)) == 3
 
 
-@pytest.mark.slow
 def test_a_batch_without_memory_does_not_fit_and_the_limit_is_closed_in_on(script):
     with ScriptSteps(script(inside=FULL), 1, 6) as steps:
         assert steps.step_s(32, 2) is None
@@ -102,7 +101,6 @@ def test_a_batch_without_memory_does_not_fit_and_the_limit_is_closed_in_on(scrip
     assert all(sample.step_s > 0 for sample in found.samples)
 
 
-@pytest.mark.slow
 def test_a_batch_that_never_fits_is_said(script):
     with pytest.raises(UserError, match="local batch of 30 does not fit the memory"):
         measure(script(inside=FULL), ranks=(1,), batch=(30, 40))
