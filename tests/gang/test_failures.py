@@ -239,9 +239,20 @@ env = {**os.environ, "PYTHONHOME": "/nonexistent"}
 config = LaunchConfig(("true",), 1, sys.argv[1] + "/s", "/", env=env, preload=(), log_folder=sys.argv[1] + "/log")
 print(Supervisor(config).run().detail)
 """
+ENDS_BEFORE_IT_IS_ASKED = """
+import os
+from brim.gang.zygote_client import ZygoteClient
+private = ZygoteClient.private
+def ended(*args):
+    zygote = private(*args)
+    os.waitid(os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT)
+    return zygote
+ZygoteClient.private = ended
+"""
 
 
-def test_a_gang_whose_zygotes_all_end_before_they_start_a_rank_fails(tmp_path):
-    words = [sys.executable, "-c", STARTS_NO_ZYGOTE, str(tmp_path)]
+@pytest.mark.parametrize("before", ["", ENDS_BEFORE_IT_IS_ASKED], ids=["at some time", "before it is asked"])
+def test_a_gang_whose_zygotes_all_end_before_they_start_a_rank_fails(tmp_path, before):
+    words = [sys.executable, "-c", before + STARTS_NO_ZYGOTE, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout == "rank 0: no zygote: 3 ended before they had started a rank\n"

@@ -11,6 +11,7 @@ from tests import forked, zygotes
 from tests.elastic.storm import Event, storm
 from tests.sampling import sample
 
+pytestmark = pytest.mark.slow  # every loop on every number of ranks
 ROOT = Path(__file__).parents[2]
 LOOPS = ROOT / "examples" / "loops"
 JOB = Path(__file__).parent / "jobs" / "watched_loop.py"

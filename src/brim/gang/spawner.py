@@ -19,6 +19,7 @@ from brim.gang.zygote_events import ProcessStarted, ZygoteEvent, ZygoteLost
 
 ZYGOTES_MAX: Final = 3
 """Most zygotes that are started one after the other without a rank from any. Our choice."""
+EXHAUSTED: Final = f"{ZYGOTES_MAX} ended before they had started a rank"
 
 
 class OutputError(Exception):
@@ -81,9 +82,15 @@ class RankSpawner:
             except OSError as error:
                 where = f": {error.filename}" if error.filename else ""
                 raise OutputError(f"its output cannot be opened: {error.strerror}{where}") from None
-            self._connect().start(
-                rank, self._config.command, env, self._config.cwd, fds, self._config.inherits, self._config.cgroup
-            )
+            zygote = self._connect()
+            try:
+                zygote.start(
+                    rank, self._config.command, env, self._config.cwd, fds, self._config.inherits, self._config.cgroup
+                )
+            except ConnectionError:
+                if self.exhausted:
+                    raise OSError(EXHAUSTED) from None
+                raise
         finally:
             for fd in fds:
                 os.close(fd)
@@ -105,7 +112,7 @@ class RankSpawner:
     def _connect(self) -> ZygoteClient:
         if self._zygote is None:
             if self.exhausted:
-                raise OSError(f"{ZYGOTES_MAX} ended before they had started a rank")
+                raise OSError(EXHAUSTED)
             self._zygotes_started += 1
             self._zygote = self._shared() or self._private()
             self._selector.register(self._zygote, selectors.EVENT_READ, self)

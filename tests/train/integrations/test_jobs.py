@@ -15,6 +15,7 @@ import pytest
 
 from tests import forked, zygotes
 
+pytestmark = pytest.mark.slow  # every kind of trainer with every way of ending it
 JOBS = Path(__file__).parent / "jobs"
 DOCUMENT = Path(__file__).parents[3] / "docs" / "how-to-train-elastically.md"
 KINDS = {"hugging_face": "transformers", "accelerate": "accelerate", "lightning": "lightning"}
