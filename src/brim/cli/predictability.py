@@ -36,13 +36,13 @@ _NOT_FINITE_JSON: Final = re.compile(rb"(?<=:)\s*(?:NaN|-?Infinity)(?=\s*[,}])")
 
 app = typer.Typer(
     name="predictability", cls=UnconvertedGroup, no_args_is_help=True,
-    help="Whether losses say where jobs end: train on your own history.",
+    help="Train the classifier of jobs whose end can be predicted from their losses.",
 )
 
 
 @app.callback()
 def _verb() -> None:
-    """Whether losses say where jobs end: train on your own history."""
+    """Train the classifier of jobs whose end can be predicted from their losses."""
 
 
 @app.command()

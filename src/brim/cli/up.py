@@ -375,7 +375,10 @@ def join(
         bool, typer.Option("--systemd", help="Start no agent: write a systemd user unit that does.")
     ] = False,
 ) -> None:
-    """Use the controller of another user from now on; your own name leads back. Without a name, say which it is."""
+    """Use the controller of another user from now on; give your own name to return to yours.
+
+    Without a name, show which one is used.
+    """
     from brim.api.client import Client
     from brim.cli.agents import agent_words, end_process, start_agent
 

@@ -39,7 +39,7 @@ VERBS: Final = {
     "sim": ("sim", "Replay a trace under other policies, and compare them."),
     "trace": ("trace", "Describe, convert and generate traces."),
     "policy": ("policy", "List, show, check and create policies."),
-    "predictability": ("predictability", "Train what says which jobs' ends can be predicted."),
+    "predictability": ("predictability", "Train the classifier of jobs whose end can be predicted."),
 }
 """The verbs in the order of the help: the module in this folder, whose ``app`` has the verb or is it, and a line."""
 
