@@ -37,7 +37,7 @@ test:  ## lint, types, and every test that is not marked slow; what is absent he
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not slow and not timing" $(PYTEST)
 	$(BIN)/pytest -q -m timing $(PYTEST) $$(grep -rl --include='*.py' mark.timing tests)
 
-test-slow: .venv/made  ## the tests marked slow: a quarter of an hour; continuous integration runs both
+test-slow: .venv/made  ## the tests marked slow: seven minutes; continuous integration runs both
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "slow and not timing" $(PYTEST)
 
 test-all: PYTEST := --full
