@@ -38,7 +38,6 @@ def messages():
     return st.one_of(list(BUILT.values()))
 
 
-@pytest.mark.slow
 @given(st.lists(messages(), max_size=5), st.data())
 def test_messages_arrive_however_the_bytes_are_cut(sent, data):
     stream = b"".join(encode(message) for message in sent)

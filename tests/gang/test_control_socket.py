@@ -156,7 +156,6 @@ def test_a_rank_that_sends_a_message_of_others_gets_an_error(launch, peer, tmp_p
     assert gang.until(lambda status: not status["ranks"][0]["connected"])
 
 
-@pytest.mark.slow
 def test_a_rank_that_reconnects_is_sent_again_what_it_may_have_missed(launch, peer, tmp_path):
     (tmp_path / "wait.py").write_text("import time; time.sleep(60)")
     gang = launch("--nproc", 1, tmp_path / "wait.py")

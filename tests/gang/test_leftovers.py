@@ -152,7 +152,6 @@ def test_kills_at_random_moments_leave_nothing(launch, seed):
         time.sleep(1.5)
 
 
-@pytest.mark.slow
 def test_gangs_leak_no_descriptor_thread_file_or_port(tmp_path):
     program = f"""
 import os, sys, threading, glob, tempfile

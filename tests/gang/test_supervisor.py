@@ -90,7 +90,6 @@ def test_survivors_of_a_killed_rank_go_on(launch, victim):
     assert "SIGKILL" in gang.stderr()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 2])
 def test_survivors_whose_collective_does_not_fail_are_informed(launch, victim):
     gang = launch("--nproc", 3, RANK, "deaf")
@@ -157,7 +156,6 @@ def test_a_resumable_code_of_a_rank_that_was_not_asked_to_stop_is_a_failure(laun
     assert f"rank 1 failed first: exited with {code}, though it was not asked to stop" in gang.stderr()
 
 
-@pytest.mark.slow
 def test_a_rank_that_ignores_messages_and_sigterm_is_killed_at_the_end_of_the_grace(launch):
     gang = launch("--nproc", 2, "--grace", 600, RANK, "ignore")  # the grace of the request is the one that counts
     gang.until(training(2))

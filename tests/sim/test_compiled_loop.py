@@ -105,7 +105,6 @@ def policies(draw):
     return replace(policy, order=order, oracle=draw(st.booleans()))
 
 
-@pytest.mark.slow
 @settings(max_examples=sampling.sample(200, 30), deadline=None)
 @given(st.data())
 def test_the_compiled_loop_decides_as_the_general_loop_does(data):

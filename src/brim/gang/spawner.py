@@ -20,6 +20,7 @@ from brim.gang.zygote_events import ProcessStarted, ZygoteEvent, ZygoteLost
 ZYGOTES_MAX: Final = 3
 """Most zygotes that are started one after the other without a rank from any. Our choice."""
 EXHAUSTED: Final = f"{ZYGOTES_MAX} ended before they had started a rank"
+"""Detail of the error when no more are tried."""
 
 
 class OutputError(Exception):
@@ -82,15 +83,13 @@ class RankSpawner:
             except OSError as error:
                 where = f": {error.filename}" if error.filename else ""
                 raise OutputError(f"its output cannot be opened: {error.strerror}{where}") from None
-            zygote = self._connect()
-            try:
-                zygote.start(
-                    rank, self._config.command, env, self._config.cwd, fds, self._config.inherits, self._config.cgroup
-                )
-            except ConnectionError:
-                if self.exhausted:
-                    raise OSError(EXHAUSTED) from None
-                raise
+            self._connect().start(
+                rank, self._config.command, env, self._config.cwd, fds, self._config.inherits, self._config.cgroup
+            )
+        except ConnectionError:  # the zygote has ended
+            if self.exhausted:
+                raise OSError(EXHAUSTED) from None
+            raise
         finally:
             for fd in fds:
                 os.close(fd)
