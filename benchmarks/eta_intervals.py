@@ -48,7 +48,7 @@ from brim.foresight.start_interval import DRAWS, drawn, ends, stated
 from brim.live.records import PastForecast
 from brim.policies.presets import find_policy
 from brim.policies.sockets import Policy
-from brim.sim.continuation import Outset
+from brim.sim.continuation import InitialState
 from brim.sim.overheads import Overheads
 from brim.sim.specs import specs_of, user_names
 from brim.sim.truths.rigid import Rigid
@@ -156,14 +156,14 @@ def _continued(
     seen = (*((one, int(trace.run_ms[one]), end_ms, True) for end_ms, one in ended),
             *((one, ran, now_ms, False) for one, ran in ran_ms.items()))
     run_times = RunTimesByKind((ObservedRun(_kind(trace, one), *rest) for one, *rest in seen), since_ms)
-    outset = Outset(
+    initial = InitialState(
         now_ms=now_ms, scheduler=copied, overheads=Overheads(), waits={}, begin_ms={},
         specs=[replace(specs[one], id=row) for row, one in enumerate(ids.tolist())],
     )
     believed = [run_times.believed(_kind(trace, one), ran, NONE) for one, ran in ran_ms.items()]
     row = int(np.searchsorted(ids, job))
     ahead = [one for one in ids.tolist() if one < job and state.phase(one) is Phase.PENDING]
-    return drawn(outset, believed, job, [row])[0][:, row], (len(ahead), int(trace.gpus[ahead].sum()))
+    return drawn(initial, believed, job, [row])[0][:, row], (len(ahead), int(trace.gpus[ahead].sum()))
 
 
 def _kind(trace: Trace, job: int) -> JobKind:

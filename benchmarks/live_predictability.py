@@ -53,7 +53,7 @@ from brim.live.store.reading import Reader
 from brim.live.store.state_folder import DATABASE
 from brim.policies.presets import find_policy
 from brim.sim.overheads import Overheads
-from brim.sim.truths.truth import ALONE, Company, Pace
+from brim.sim.truths.truth import ALONE, Colocation, Pace
 from brim.sim.twin import ReplaySettings, replay
 from brim.testing.builders import Job, snapshot_of
 from brim.units import MS_PER_S
@@ -206,7 +206,7 @@ class OnTwoKinds:
         self.shortest_ms = np.floor(self._samples / per_s.max(axis=1) * MS_PER_S).astype(np.int64)
         self.least_gpu_ms = np.zeros(len(jobs), dtype=np.int64)
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``."""
         on_cpu = not sum(nodes)
         per_s = float(self._per_s[job, int(on_cpu)])

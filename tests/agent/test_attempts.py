@@ -14,8 +14,8 @@ from brim.agent.effects import (
     GangSeen,
     Launch,
     Request,
+    SendReport,
     Sweep,
-    Tell,
     WriteEnd,
     WriteFence,
 )
@@ -99,7 +99,7 @@ class Machine:
 
     def carry_out(self, effect):
         match effect:
-            case Tell(report):
+            case SendReport(report):
                 self.told[report.job, report.attempt] = report
             case CheckDevices(key=key):
                 self.attempts.checked(key, "")

@@ -10,7 +10,7 @@ import pytest
 
 from brim.beliefs.beliefs import Beliefs
 from brim.core.cluster import parse_cluster
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.tables import Grants
 from brim.engine.explain import explain
 from brim.engine.journal import Journal
@@ -145,7 +145,7 @@ def test_a_job_that_fills_a_gap_is_fed_and_runs():
     policy = replace(SKIP, size=OnlyFirst(), fill=Fill(((1, 0, 1, 1000),)))
     result = decided(snapshot, policy)
     assert [(action.job, action.setting.loader_workers) for action in result.plan.actions] == [(0, 3), (1, 3)]
-    assert result.why.tolist() == [Why.RUNS, Why.RUNS]
+    assert result.why.tolist() == [Reason.RUNS, Reason.RUNS]
     assert explain(snapshot, result, 1) == "job 1 has its 1 GPU."
 
 
@@ -168,7 +168,7 @@ def test_filling_changes_nothing_that_was_placed(fill):
 
 def test_a_job_left_out_without_a_word_was_given_nothing_now():
     snapshot = snapshot_of("1x2xT4", job(), now=5)
-    assert decided(snapshot, granting()).why.tolist() == [Why.NOT_NOW]
+    assert decided(snapshot, granting()).why.tolist() == [Reason.NOT_NOW]
 
 
 # -- a share chosen by the place part -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from brim.core.checks import check_plan
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, JobSpec, Kind, Report, Sample
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.setting import Rank, Setting, setting_of
 from brim.engine.explain import explain
 from brim.engine.round import run_round
@@ -370,7 +370,7 @@ def test_a_resized_job_is_explained_with_the_gpus_it_has_after_the_plan():
     result = run_round(snapshot, Beliefs(), policy)
     assert result.plan.actions == (resize(0, 2, ((1, 0),), -1, 0),)
     assert explain(snapshot, result, 0) == "job 0 has its 1 GPU."
-    waiting = replace(result, why=np.array([0, int(Why.TOO_FEW_FREE)]))
+    waiting = replace(result, why=np.array([0, int(Reason.TOO_FEW_FREE)]))
     assert explain(snapshot, waiting, 1) == "job 1 needs 4 GPUs; 3 are free; it would start with 1 more."
 
 

@@ -9,7 +9,7 @@ import pytest
 from brim.agent.protocol import RUNNING, VERSION, AgentHello, AttemptSeen
 from brim.core.events import Kind
 from brim.live.controller import Controller
-from brim.live.inputs import AgentJoined, AgentSynced, Saw, Submit
+from brim.live.inputs import AgentJoined, AgentSynced, AttemptReported, Submit
 from brim.live.machine import machine_controller
 from brim.live.records import ControllerSetting, JobRecord
 from tests.live.test_parity import COSTS, UID, Node
@@ -68,7 +68,7 @@ def test_a_restarted_controller_asks_again_whether_its_policy_is_settled() -> No
     controller = ready("adloader")
     began = controller.step((submit(0, 1_000),), 1_001).changes
     seen = AttemptSeen(job=0, attempt=1, sequence=1, state=RUNNING)
-    later = controller.step((Saw(at_ms=1_100, uid=UID, seen=seen),), 1_000_000)
+    later = controller.step((AttemptReported(at_ms=1_100, uid=UID, seen=seen),), 1_000_000)
     assert later.wake_ms is None
     again = machine_controller("4xcpu-slot", "adloader")
     lines, jobs, attempts = began.lines + later.changes.lines, later.changes.jobs, later.changes.attempts

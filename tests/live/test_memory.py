@@ -20,7 +20,7 @@ from brim.agent.protocol import ENDED, RUNNING, VERSION, AgentHello, AttemptSeen
 from brim.core.cluster import parse_cluster
 from brim.live.controller import Controller
 from brim.live.engine_thread import SNAPSHOT_CHARACTERS
-from brim.live.inputs import AgentJoined, AgentSynced, Input, JobInput, Saw
+from brim.live.inputs import AgentJoined, AgentSynced, AttemptReported, Input, JobInput
 from brim.live.store.store import Store
 from brim.live.store.transactions import Submission
 from brim.policies.presets import find_policy
@@ -82,7 +82,7 @@ class Year:
 
     def _say(self, starts: Sequence[StartAttempt], state: str, uid: int, **more) -> None:
         self.inputs += [
-            Saw(at_ms=self.store.now_ms(), uid=uid, seen=AttemptSeen(
+            AttemptReported(at_ms=self.store.now_ms(), uid=uid, seen=AttemptSeen(
                 job=one.job, attempt=one.attempt, sequence=one.sequence, state=state, devices=one.devices, **more,
             )) for one in starts
         ]

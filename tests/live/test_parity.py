@@ -32,7 +32,7 @@ from brim.engine.journal import Journal
 from brim.engine.journal import replay as replay_journal
 from brim.engine.scheduler import Scheduler
 from brim.live.controller import Controller
-from brim.live.inputs import AgentJoined, AgentSynced, Input, Saw, Submit
+from brim.live.inputs import AgentJoined, AgentSynced, AttemptReported, Input, Submit
 from brim.live.records import JobRecord
 from brim.policies.order.attained import LeastAttained
 from brim.policies.order.tiresias import ServiceQueues
@@ -92,7 +92,7 @@ class Node:
 
     def says(self, at_ms: int, kind: Kind, process: Process, state: str, **more: object) -> None:
         seen = AttemptSeen(job=process.job, attempt=process.attempt, sequence=99, state=state, **more)
-        self.later(at_ms, kind, Saw(at_ms=at_ms, uid=UID, seen=seen))
+        self.later(at_ms, kind, AttemptReported(at_ms=at_ms, uid=UID, seen=seen))
 
     def run(self) -> None:
         """Let the controller handle everything at its time, until all jobs have ended."""
@@ -113,7 +113,7 @@ class Node:
 
     def _is_void(self, given: Input) -> bool:
         """Whether a process that was to go on has been stopped meanwhile."""
-        if not isinstance(given, Saw) or given.seen.outcome == STOPPED:
+        if not isinstance(given, AttemptReported) or given.seen.outcome == STOPPED:
             return False
         process = self.processes[given.seen.job]
         return process.attempt != given.seen.attempt or process.is_stopped

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from brim.cli.fidelity import Scene, costs_of, in_words, learn, predicted, with_own_run_times
+from brim.cli.fidelity import ReplaySetup, costs_of, in_words, learn, predicted, with_own_run_times
 from brim.core.cluster import parse_cluster
 from brim.core.trace import NONE
 from brim.errors import ConfigError
@@ -19,7 +19,7 @@ from brim.policies.presets import find_policy
 
 S = 1000
 TWO = parse_cluster("1x2xcpu-slot")
-SCENE = Scene(cluster=TWO, policy=find_policy("fifo"), gap_ms=1)
+SCENE = ReplaySetup(cluster=TWO, policy=find_policy("fifo"), gap_ms=1)
 
 
 def job(number, submit_ms, gpus=1, *, name="train", state="finished", ended_ms=NONE, **more):

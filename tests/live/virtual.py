@@ -26,8 +26,8 @@ from brim.agent.effects import (
     Key,
     Launch,
     Request,
+    SendReport,
     Sweep,
-    Tell,
     WriteEnd,
     WriteFence,
 )
@@ -48,7 +48,7 @@ from brim.agent.protocol import (
 from brim.core.cluster import parse_cluster
 from brim.gang.messages import PreemptRequest, ResizeRequest, TuneSettings
 from brim.live.controller import Controller
-from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Device, Progress, Saw
+from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, AttemptReported, Device, Progress
 from brim.live.invariants import (
     check_conservation,
     check_controller,
@@ -254,7 +254,7 @@ class ModelNode:
                 self.core.end_written(key)
             case Forgotten(key=key):
                 self.forgotten.add(key)
-            case Tell(report=report):
+            case SendReport(report=report):
                 self.world.to_controller(self, report)
 
     # -- processes -------------------------------------------------------------------------------------------------
@@ -511,7 +511,7 @@ class VirtualCluster:
             self._inputs.append({
                 AgentHello: lambda: AgentJoined(at_ms=now_ms, uid=uid, hello=message),
                 Synced: lambda: AgentSynced(at_ms=now_ms, uid=uid),
-                AttemptSeen: lambda: Saw(at_ms=now_ms, uid=uid, seen=message),
+                AttemptSeen: lambda: AttemptReported(at_ms=now_ms, uid=uid, seen=message),
                 AttemptProgress: lambda: Progress(at_ms=now_ms, uid=uid, progress=message),
                 DeviceSeen: lambda: Device(at_ms=now_ms, uid=uid, device=message),
             }[type(message)]())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from brim.beliefs.beliefs import Beliefs
 from brim.core.cluster import parse_cluster
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread
 from brim.policies.place.workers_and_servers import WorkersAndServers
@@ -63,7 +63,7 @@ def test_every_waiting_job_starts_exactly_if_it_fits_in_its_turn(order, place, s
         assert (row in granted) == could_start, f"row {row}: {granted}\n{describe(snapshot)}"
         if row in granted:
             started.append(row)
-            gone |= set(np.flatnonzero((grants.why == int(Why.PREEMPTED)) & (grants.blocker == row)).tolist())
+            gone |= set(np.flatnonzero((grants.why == int(Reason.PREEMPTED)) & (grants.blocker == row)).tolist())
 
 
 @st.composite

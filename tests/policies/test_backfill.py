@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.core.cluster import parse_cluster
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.engine.journal import Journal
 from brim.engine.round import run_round
 from brim.policies.place.parts import Fragmentation, Spread
@@ -90,7 +90,7 @@ def test_a_short_job_goes_ahead_a_long_one_does_not():
     )
     result = run_round(snapshot, beliefs_of(snapshot, PRESETS["backfill"]), PRESETS["backfill"])
     assert [one.job for one in result.plan.actions] == [3]
-    assert result.why.tolist() == [Why.RUNS, Why.TOO_FEW_FREE, Why.RESERVED, Why.RUNS]
+    assert result.why.tolist() == [Reason.RUNS, Reason.TOO_FEW_FREE, Reason.RESERVED, Reason.RUNS]
     assert result.blocker.tolist() == [-1, -1, 1, -1]
 
 
@@ -108,7 +108,7 @@ def test_a_long_job_may_take_what_the_reservation_leaves():
     )
     result = run_round(snapshot, beliefs_of(snapshot, PRESETS["backfill"]), PRESETS["backfill"])
     assert [one.job for one in result.plan.actions] == [2]
-    assert result.why.tolist()[3] in (Why.RESERVED, Why.TOO_FEW_FREE)
+    assert result.why.tolist()[3] in (Reason.RESERVED, Reason.TOO_FEW_FREE)
 
 
 def test_what_all_leave_that_end_when_the_reservation_begins_is_free_then():
@@ -119,7 +119,7 @@ def test_what_all_leave_that_end_when_the_reservation_begins_is_free_then():
     )
     result = run_round(snapshot, beliefs_of(snapshot, PRESETS["backfill"]), PRESETS["backfill"])
     assert [one.job for one in result.plan.actions] == [3]
-    assert result.why.tolist()[4] == Why.RESERVED
+    assert result.why.tolist()[4] == Reason.RESERVED
 
 
 def easy_by_counts(jobs, gpus: int) -> list[int]:
@@ -186,12 +186,12 @@ def test_the_reservation_is_for_gpus_that_fit_not_for_a_count():
     )
     result = run_round(snapshot, beliefs_of(snapshot, PRESETS["backfill"]), PRESETS["backfill"])
     assert result.plan.actions == ()
-    assert result.why.tolist() == [Why.RUNS, Why.RUNS, Why.SHAPE, Why.RESERVED]
+    assert result.why.tolist() == [Reason.RUNS, Reason.RUNS, Reason.SHAPE, Reason.RESERVED]
 
 
 def test_strict_order_stops_at_the_first_misfit():
     snapshot = snapshot_of("1x2xT4", job(on=[(0, 0)]), job(at=1, gpus=2), job(at=2), now=5)
     result = run_round(snapshot, beliefs_of(snapshot, PRESETS["fifo"]), PRESETS["fifo"])
     assert result.plan.actions == ()
-    assert result.why.tolist() == [Why.RUNS, Why.TOO_FEW_FREE, Why.BEHIND]
+    assert result.why.tolist() == [Reason.RUNS, Reason.TOO_FEW_FREE, Reason.BEHIND]
     assert result.blocker.tolist() == [-1, -1, 1]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.core.actions import Preempt, Start
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.engine.round import run_round
 from brim.policies.feed.even import Even
 from brim.policies.fill.none import NoFill
@@ -106,7 +106,7 @@ def test_cores_and_memory_are_freed_too():
 def test_the_victim_and_the_reason_are_written_down():
     snapshot = snapshot_of("1x1xT4", job(on=[(0, 0)]), job(at=1), now=5)
     result = run_round(snapshot, beliefs_of(snapshot, newest()), newest())
-    assert (result.why.tolist(), result.blocker.tolist()) == ([Why.PREEMPTED, Why.RUNS], [1, -1])
+    assert (result.why.tolist(), result.blocker.tolist()) == ([Reason.PREEMPTED, Reason.RUNS], [1, -1])
 
 
 PLACES = (Consolidate(), Spread(), Fragmentation())
@@ -126,10 +126,10 @@ def test_no_victim_could_be_spared(place, data):
     row = len(running)
     everyone = FreeLists.of_snapshot(snapshot, gone=range(row))
     assert (row in started) == everyone.fits(PlaceRequest(snapshot, row))
-    for spared in preempted:
-        others = [victim for victim in preempted if victim != spared]
+    for spare_padding in preempted:
+        others = [victim for victim in preempted if victim != spare_padding]
         assert not FreeLists.of_snapshot(snapshot, gone=others).fits(PlaceRequest(snapshot, row)), (
-            f"{preempted} leave, {started} start; {spared} could stay\n{describe(snapshot)}"
+            f"{preempted} leave, {started} start; {spare_padding} could stay\n{describe(snapshot)}"
         )
 
 
@@ -169,4 +169,4 @@ def test_a_size_of_nothing_takes_the_gpus_of_who_runs_and_keeps_back_who_waits()
                     fill=NoFill())
     result = run_round(snapshot, beliefs_of(snapshot, policy), policy)
     assert [one.job for one in result.plan.actions if isinstance(one, Preempt)] == [0]
-    assert result.why.tolist() == [Why.NOT_NOW, Why.RUNS, Why.NOT_NOW, Why.RUNS]
+    assert result.why.tolist() == [Reason.NOT_NOW, Reason.RUNS, Reason.NOT_NOW, Reason.RUNS]

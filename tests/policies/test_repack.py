@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.repack import Repack, _enough
 from brim.policies.sockets import Sizes
@@ -174,7 +174,7 @@ def test_nobody_moves_where_that_would_not_bring_the_gang_together():
 def test_nobody_moves_for_a_gang_that_finds_no_room_even_so():
     snapshot = snapshot_of("1x4xT4:cpus=2", elastic(on=[(0, 3)]), job(at=1, gpus=4, cpu=1000), now=2)
     found, grants = placed(snapshot, 1, 4)
-    assert (found, grants.why.tolist()) == ({0: [(0, 3)]}, [0, int(Why.TOO_FEW_FREE)])
+    assert (found, grants.why.tolist()) == ({0: [(0, 3)]}, [0, int(Reason.TOO_FEW_FREE)])
 
 
 def test_a_job_that_cannot_grow_keeps_what_it_has():
@@ -190,7 +190,7 @@ def test_a_waiting_job_for_which_there_is_no_room_gets_what_there_is_and_at_leas
     found, grants = placed(snapshot, 1, 4, 2)
     assert found[0] == [(0, 0)]  # there is no room elsewhere for who runs: it does not make way
     assert [len(found.get(row, ())) for row in range(3)] == [1, 3, 0]
-    assert grants.why[2] == int(Why.TOO_FEW_FREE)
+    assert grants.why[2] == int(Reason.TOO_FEW_FREE)
 
 
 @pytest.mark.parametrize(("limit", "each"), [("cpus=4", {"cpu": 1000}), ("mem=4GiB", {"mem": 1024})])
@@ -202,7 +202,7 @@ def test_what_a_job_had_is_given_back_to_it_only_if_cores_and_memory_are_left_to
     )
     found, grants = placed(snapshot, 2, 3)
     assert [len(found.get(row, ())) for row in range(2)] == [0, 3]
-    assert grants.why.tolist() == [int(Why.TOO_FEW_FREE), 0]
+    assert grants.why.tolist() == [int(Reason.TOO_FEW_FREE), 0]
 
 
 def test_no_job_as_large_as_the_gang_moves_for_it():

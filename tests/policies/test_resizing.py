@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.errors import ConfigError
 from brim.policies.order.arrival import Arrival
 from brim.policies.place.parts import Consolidate, Fragmentation, Spread
@@ -72,7 +72,7 @@ def test_a_job_that_cannot_grow_keeps_what_it_has_and_makes_nobody_leave(place):
     snapshot = snapshot_of("1x4xT4+1x4xV100", elastic(on=[(0, 0), (0, 1)]), job(on=[(0, 2), (0, 3)]), now=5)
     found, grants = placed(snapshot, place, 3, 2)
     assert found == {0: [(0, 0), (0, 1)], 1: [(0, 2), (0, 3)]}
-    assert grants.why.tolist() == [Why.RUNS, Why.RUNS]
+    assert grants.why.tolist() == [Reason.RUNS, Reason.RUNS]
 
 
 @pytest.mark.parametrize("misfit", ["wait", ["x"], None])

@@ -15,7 +15,7 @@ from brim.beliefs.interference import DemandRule
 from brim.beliefs.measured_sets import MeasuredSet, MeasuredSets
 from brim.core.cluster import parse_cluster
 from brim.core.events import Event, Kind
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.trace import NONE
 from brim.engine.explain import explain
 from brim.engine.journal import Journal
@@ -67,7 +67,7 @@ def test_a_job_joins_the_busiest_gpus_below_the_limit():
     )
     assert shared_by(result)[3] == shared_by(result)[1] == (((1, 0),), 500)
     assert shared_by(result)[0] == (((0, 0),), 1000)
-    assert result.why.tolist() == [0, Why.SHARES_BY_DEMAND, 0, Why.SHARES_BY_DEMAND]
+    assert result.why.tolist() == [0, Reason.SHARES_BY_DEMAND, 0, Reason.SHARES_BY_DEMAND]
     assert "such a set was not observed before" in explain(result.snapshot, result, 3)
 
 
@@ -276,6 +276,6 @@ def test_measured_sets_are_the_basis_where_there_are_any():
     journal = Journal()
     outcome = outcome_of(trace, EACO, "1x1xV100", truth=sets, journal=journal)
     assert any("2 by what was observed of exactly such jobs" in said for said in outcome.assumptions)
-    waits = [line for line in journal.lines if f"[{int(Why.SHARES_BY_HISTORY)},-1]" in line]
+    waits = [line for line in journal.lines if f"[{int(Reason.SHARES_BY_HISTORY)},-1]" in line]
     assert waits
-    assert not [line for line in journal.lines if f"[{int(Why.SHARES_BY_DEMAND)},-1]" in line]
+    assert not [line for line in journal.lines if f"[{int(Reason.SHARES_BY_DEMAND)},-1]" in line]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from brim.beliefs.beliefs import Beliefs
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.setting import Rank, Setting
 from brim.policies.place.workers_and_servers import WorkersAndServers
 from brim.policies.sockets import Sizes
@@ -26,14 +26,14 @@ def test_behind_a_job_that_does_not_fit_a_running_job_keeps_what_it_has(preempts
     part = WorkersAndServers(preempts=preempts, misfit="stop")
     grants = placed(part, snapshot, [0, 1, 2], gpus=[4, 1, 1], servers=[1, 2, 1])  # the second is to have a server more
     assert list(zip(grants.job, grants.node, grants.gpu, strict=True)) == [(1, 0, -2), (1, 0, 0)]
-    assert grants.why.tolist() == [Why.TOO_FEW_FREE, Why.RUNS, Why.BEHIND]
+    assert grants.why.tolist() == [Reason.TOO_FEW_FREE, Reason.RUNS, Reason.BEHIND]
 
 
 def test_a_job_that_is_to_have_nothing_leaves_also_behind_one_that_does_not_fit():
     snapshot = state_of(None, ONE_GPU).freeze(0)
     grants = placed(WorkersAndServers(misfit="stop"), snapshot, [0, 1], gpus=[4, 0], servers=[1, 0])
     assert not len(grants)
-    assert grants.why.tolist() == [Why.TOO_FEW_FREE, Why.NOT_NOW]
+    assert grants.why.tolist() == [Reason.TOO_FEW_FREE, Reason.NOT_NOW]
 
 
 def test_a_number_below_0_counts_as_0():
@@ -48,4 +48,4 @@ def test_only_jobs_whose_places_are_needed_leave():
     snapshot = state_of(ONE_GPU, Setting((server(1), Rank(0, 1)), 8), None).freeze(0)
     grants = placed(WorkersAndServers(), snapshot, [2, 0, 1], gpus=[1, 1, 1], servers=[1, 1, 1])
     assert sorted(set(grants.job.tolist())) == [0, 2]
-    assert grants.why.tolist() == [Why.RUNS, Why.TOO_FEW_FREE, Why.RUNS]
+    assert grants.why.tolist() == [Reason.RUNS, Reason.TOO_FEW_FREE, Reason.RUNS]

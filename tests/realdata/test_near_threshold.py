@@ -51,13 +51,13 @@ class WholeSeconds(Measured):
         super().__init__(*args)
         self._anchor: dict[int, Anchor] = {}
 
-    def pace(self, job, done, nodes, batch, company):
+    def pace(self, job, done, nodes, batch, colocation):
         """See ``Truth``."""
         last = self._anchor.get(job, Anchor())
         true = last.true_end if done >= last.counted_end else last.true + done - last.counted
         whole_s = 0
         while not whole_s:
-            pace = super().pace(job, true, nodes, batch, company)
+            pace = super().pace(job, true, nodes, batch, colocation)
             exact_s = (pace.until - true) / pace.per_ms / 1_000
             whole_s = round(exact_s)
             if pace.ends:

@@ -79,7 +79,7 @@ class Slow:
             if "d" in line:
                 self._decide(line)
             else:
-                self._hear(line)
+                self._read_event(line)
         return self
 
     # -- progress ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Slow:
 
     # -- what is on record ---------------------------------------------------------------------------------------
 
-    def _hear(self, line: dict) -> None:
+    def _read_event(self, line: dict) -> None:
         kind, job = line["e"], line.get("job")
         if kind == "NODE_DOWN":
             self.lost_node = line["node"]

@@ -44,7 +44,7 @@ from tests import sampling
 from tests.golden.cases import CLUSTERS, TRACES, load
 
 from .exact import run
-from .test_company import Divided
+from .test_colocation import Divided
 
 PLACES = (Consolidate, Spread, Fragmentation, WorstFit)
 RIGID = tuple(
@@ -80,8 +80,8 @@ def both(trace, cluster, policy, settings, truth=None):
 class Thirds(ToyTruth):
     """A truth whose paces change with nodes and progress, and are no binary fractions: work is rounded."""
 
-    def pace(self, job, done, nodes, batch, company=ALONE):
-        pace = super().pace(job, done, nodes, batch, company)
+    def pace(self, job, done, nodes, batch, colocation=ALONE):
+        pace = super().pace(job, done, nodes, batch, colocation)
         return pace._replace(per_ms=pace.per_ms / 3)
 
 

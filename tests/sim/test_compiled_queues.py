@@ -172,8 +172,8 @@ def test_a_truth_that_is_overridden_is_asked():
     class Double(Rigid):
         """Everything takes twice as long."""
 
-        def pace(self, job, done, nodes, batch, company):
-            return super().pace(job, done, nodes, batch, company)._replace(per_ms=0.5)
+        def pace(self, job, done, nodes, batch, colocation):
+            return super().pace(job, done, nodes, batch, colocation)._replace(per_ms=0.5)
 
     outcome = replay(THREE, parse_cluster("1x1xT4"), FIFO, truth=Double(THREE))
     assert ends(outcome) == [20, 40, 60]

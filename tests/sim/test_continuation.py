@@ -15,7 +15,7 @@ from brim.engine.journal import Journal, recover
 from brim.engine.scheduler import Scheduler
 from brim.policies.presets import find_policy
 from brim.sim.compiled.continuation import Continuation
-from brim.sim.continuation import Outset, continued, courses
+from brim.sim.continuation import InitialState, continued, continued_by_draw
 from brim.sim.overheads import Overheads
 from brim.sim.specs import specs_of, user_names
 from brim.sim.truths.rigid import Rigid
@@ -25,7 +25,7 @@ S = 1_000
 CLUSTER = parse_cluster("2x4xV100")
 
 
-def queue(policy: str, seed: int, gap_job_us: int = 0) -> tuple[Outset, random.Random]:
+def queue(policy: str, seed: int, gap_job_us: int = 0) -> tuple[InitialState, random.Random]:
     """What a continuation begins from: random jobs of three users, stopped somewhere in the middle."""
     draw = random.Random(seed)
     jobs = 30
@@ -46,7 +46,7 @@ def queue(policy: str, seed: int, gap_job_us: int = 0) -> tuple[Outset, random.R
     specs = specs_of(trace, CLUSTER, Rigid(trace))
     scheduler.state, ids = scheduler.state.renumbered()
     now_ms = scheduler.horizon_ms
-    return Outset(
+    return InitialState(
         now_ms=now_ms, scheduler=scheduler, overheads=Overheads(), waits={}, begin_ms={},
         specs=[replace(specs[job], id=row) for row, job in enumerate(ids.tolist())],
     ), draw
@@ -57,20 +57,20 @@ def queue(policy: str, seed: int, gap_job_us: int = 0) -> tuple[Outset, random.R
 def test_the_compiled_loop_takes_the_course_of_the_general_one(policy):
     compared = 0
     for seed in range(5):
-        outset, draw = queue(policy, seed)
-        state, now_ms = outset.scheduler.state, outset.now_ms
-        jobs = len(outset.specs)
+        initial, draw = queue(policy, seed)
+        state, now_ms = initial.scheduler.state, initial.now_ms
+        jobs = len(initial.specs)
         run_ms = [state.run_ms(row, now_ms) + draw.randrange(1, 3_000 * S) for row in range(jobs)]
-        assert Continuation.of(outset.scheduler, outset.overheads, now_ms) is not None
-        before = outset.scheduler.save()
-        general = continued(outset, run_ms)
-        (compiled,) = courses(outset, [run_ms])
-        assert outset.scheduler.save() == before
+        assert Continuation.of(initial.scheduler, initial.overheads, now_ms) is not None
+        before = initial.scheduler.save()
+        general = continued(initial, run_ms)
+        (compiled,) = continued_by_draw(initial, [run_ms])
+        assert initial.scheduler.save() == before
         assert compiled.start_ms.tolist() == general.start_ms.tolist()
         assert compiled.end_ms.tolist() == general.end_ms.tolist()
         waiting = [row for row in range(jobs) if not state.gpus_of(row)]
         for row in waiting[-1:]:
-            both = (continued(outset, run_ms, [row]), *courses(outset, [run_ms], [row]))
+            both = (continued(initial, run_ms, [row]), *continued_by_draw(initial, [run_ms], [row]))
             assert [one.start_ms[row] for one in both] == [general.start_ms[row]] * 2, "it may end with that"
         compared += len(waiting)
     assert compared > 15
@@ -83,16 +83,16 @@ def test_rounds_are_as_close_together_as_those_of_a_live_cluster(policy, gap_job
     """Jobs of half a second, of which rounds a second apart would start a few at a time."""
     differ = 0
     for seed in range(3):
-        outset, draw = queue(policy, seed, gap_job_us)
-        state = outset.scheduler.state
-        run_ms = [state.run_ms(row, outset.now_ms) + draw.randrange(1, 500) for row in range(len(outset.specs))]
-        outset = replace(outset, overheads=Overheads(start_ms=0, save_ms=0, restart_ms=0))
-        general = continued(outset, run_ms)
-        (compiled,) = courses(outset, [run_ms])
+        initial, draw = queue(policy, seed, gap_job_us)
+        state = initial.scheduler.state
+        run_ms = [state.run_ms(row, initial.now_ms) + draw.randrange(1, 500) for row in range(len(initial.specs))]
+        initial = replace(initial, overheads=Overheads(start_ms=0, save_ms=0, restart_ms=0))
+        general = continued(initial, run_ms)
+        (compiled,) = continued_by_draw(initial, [run_ms])
         assert compiled.start_ms.tolist() == general.start_ms.tolist()
         assert compiled.end_ms.tolist() == general.end_ms.tolist()
         apart = queue(policy, seed)[0]
-        (far,) = courses(replace(apart, overheads=outset.overheads), [run_ms])
+        (far,) = continued_by_draw(replace(apart, overheads=initial.overheads), [run_ms])
         differ += far.end_ms.max() > compiled.end_ms.max()
     assert differ == 3
 
@@ -106,8 +106,8 @@ def test_a_preempted_job_goes_on_from_what_it_has_done():
     lines = [line for line in journal.lines if int(line.partition('"t":')[2].split(",")[0].rstrip("}")) < 40 * S]
     scheduler = Scheduler(CLUSTER, policy, Beliefs(run_times=UserLimits()), users=user_names(trace))
     recover(lines, scheduler)
-    outset = Outset(now_ms=40 * S, scheduler=scheduler, overheads=Overheads(), waits={}, begin_ms={},
+    initial = InitialState(now_ms=40 * S, scheduler=scheduler, overheads=Overheads(), waits={}, begin_ms={},
                     specs=specs_of(trace, CLUSTER, Rigid(trace)))
-    for course in (continued(outset, [40 * S, 20 * S]), *courses(outset, [[40 * S, 20 * S]])):
-        end_ms, restart_ms = course.end_ms.tolist(), outset.overheads.restart_ms
+    for course in (continued(initial, [40 * S, 20 * S]), *continued_by_draw(initial, [[40 * S, 20 * S]])):
+        end_ms, restart_ms = course.end_ms.tolist(), initial.overheads.restart_ms
         assert end_ms[0] - end_ms[1] == restart_ms + 10 * S

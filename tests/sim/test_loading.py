@@ -18,7 +18,7 @@ from brim.sim.overheads import Overheads
 from brim.sim.truth_option import TruthOption
 from brim.sim.truths.loading import LoadingData, shared
 from brim.sim.truths.rigid import Rigid
-from brim.sim.truths.truth import Company, NodeCompany
+from brim.sim.truths.truth import Colocation, NodeColocation
 from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 
@@ -93,8 +93,8 @@ def test_cores_go_to_who_needs_them_and_the_equal_split_is_slower():
 def test_what_a_job_reports_is_the_part_of_its_time_that_it_waits():
     trace = small_trace(job(run=100, model="heavy"))
     truth = LoadingData(Rigid(trace), trace, parse_cluster("1x1xT4:cpus=9"), WANTS)
-    company = Company(loader_workers=1, on_nodes=(NodeCompany(0, 1, ()),))
-    report = truth.pace(0, 0.0, (1,), -1, company).report
+    colocation = Colocation(loader_workers=1, on_nodes=(NodeColocation(0, 1, ()),))
+    report = truth.pace(0, 0.0, (1,), -1, colocation).report
     assert report is not None
     assert report.loader_wait_ratio == pytest.approx(0.75, abs=1e-3)
     assert report.samples_per_s == pytest.approx(25, abs=0.1)

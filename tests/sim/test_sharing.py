@@ -21,7 +21,7 @@ from brim.sim.overheads import Overheads
 from brim.sim.truth_option import TruthOption
 from brim.sim.truths.rigid import Rigid
 from brim.sim.truths.sharing import OBSERVATION_MS, Sharing
-from brim.sim.truths.truth import Company
+from brim.sim.truths.truth import Colocation
 from brim.sim.twin import ReplaySettings, replay
 from brim.testing import job, small_trace
 
@@ -65,12 +65,12 @@ def test_a_job_reports_its_slowdown_only_after_it_could_observe_it():
 def test_the_observation_begins_anew_when_the_neighbours_change():
     trace = small_trace(*(job(run=4000, at=at, share=300, gpu_util=100) for at in (0, 0, 500)))
     truth = Sharing(Rigid(trace), trace, PAIR)
-    early = truth.pace(0, 10.0, (1,), NONE, Company(300, (1,), 0, 0.0))
-    later = truth.pace(0, 700_000.0, (1,), NONE, Company(300, (1, 2), 0, 500_000.0))
+    early = truth.pace(0, 10.0, (1,), NONE, Colocation(300, (1,), 0, 0.0))
+    later = truth.pace(0, 700_000.0, (1,), NONE, Colocation(300, (1, 2), 0, 500_000.0))
     assert math.isnan(early.report.slowdown_ratio)
     assert math.isnan(later.report.slowdown_ratio)
     assert later.until == pytest.approx(500_000 + OBSERVATION_MS * later.per_ms)
-    knows = truth.pace(0, later.until, (1,), NONE, Company(300, (1, 2), 0, 500_000.0))
+    knows = truth.pace(0, later.until, (1,), NONE, Colocation(300, (1, 2), 0, 500_000.0))
     assert knows.report.slowdown_ratio == truth.slowdown(0, (1, 2))
     assert knows.ends
 

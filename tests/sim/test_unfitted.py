@@ -24,8 +24,8 @@ class OddReports(ToyTruth):
 
     odd = 0  # row of "odd": of equal times the ids decide
 
-    def pace(self, number, done, nodes, batch, company):
-        pace = super().pace(number, done, nodes, batch, company)
+    def pace(self, number, done, nodes, batch, colocation):
+        pace = super().pace(number, done, nodes, batch, colocation)
         if self.odd == number and pace.report is not None:
             odd = (Sample(len(nodes), sum(nodes), 8, 1.0, 2.0),)
             pace = pace._replace(report=replace(pace.report, seen=odd))

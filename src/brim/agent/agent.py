@@ -37,8 +37,8 @@ from brim.agent.effects import (
     Key,
     Launch,
     Request,
+    SendReport,
     Sweep,
-    Tell,
     WriteEnd,
     WriteFence,
 )
@@ -274,7 +274,7 @@ class Agent:
 
     def _perform_one(self, effect: AgentEffect) -> None:
         match effect:
-            case Tell(report):
+            case SendReport(report):
                 self._controller.send(report)
             case CheckDevices(key, wanted, shares):
                 self._devices.check(wanted, lambda problem: self._attempts.checked(key, problem), shares=shares)

@@ -27,8 +27,8 @@ from brim.agent.effects import (
     Key,
     Launch,
     Request,
+    SendReport,
     Sweep,
-    Tell,
     WriteEnd,
     WriteFence,
 )
@@ -238,12 +238,12 @@ class NodeAttempts:
                     return
                 if attempt.phase is not AttemptPhase.ENDED and order.sequence > attempt.ordered_sequence:
                     self._change(attempt, order)
-                self._tell(attempt, again=True)
+                self._send_report(attempt, again=True)
 
     def _start(self, order: StartAttempt, refusal: str) -> None:
         key = order.job, order.attempt
         if (known := self._attempts.get(key)) is not None:
-            self._tell(known, again=True)
+            self._send_report(known, again=True)
             return
         job = self._jobs.get(order.job, _Job())
         if job.finished:
@@ -268,7 +268,7 @@ class NodeAttempts:
         self._note(order)
         if waits is not None:
             attempt.detail = f"waits for the end of attempt {waits}"
-            self._tell(attempt)
+            self._send_report(attempt)
             return
         self._check_devices(attempt)
 
@@ -285,13 +285,13 @@ class NodeAttempts:
 
     def _refuse(self, order: StartAttempt, outcome: str, detail: str) -> None:
         """Refuse an order that will be refused for ever, so that nothing need be noted."""
-        self._effects.append(Tell(AttemptSeen(
+        self._effects.append(SendReport(AttemptSeen(
             job=order.job, attempt=order.attempt, sequence=NONE, state=ENDED, outcome=outcome, detail=detail,
         )))  # fmt: skip
 
     def _check_devices(self, attempt: _Attempt) -> None:
         attempt.phase, attempt.detail, attempt.retry_at_ms = AttemptPhase.CHECKING, "", None
-        self._tell(attempt)
+        self._send_report(attempt)
         devices = tuple(device for device in attempt.order.devices if device != ON_CPU)
         self._effects.append(CheckDevices(attempt.key, devices, attempt.order.shares))
 
@@ -311,10 +311,10 @@ class NodeAttempts:
             attempt.end = AttemptEnd(outcome=STOPPED, detail=f"{order.reason} before it was started")
             attempt.phase, attempt.retry_at_ms = AttemptPhase.FENCING, None
             self._effects.append(WriteFence(attempt.order))
-            self._tell(attempt)
+            self._send_report(attempt)
             return
         if attempt.phase in (AttemptPhase.SWEEPING, AttemptPhase.WRITING, AttemptPhase.ENDED):
-            self._tell(attempt, again=True)
+            self._send_report(attempt, again=True)
             return
         if attempt.phase is AttemptPhase.LAUNCHING and attempt.order.analyse and not attempt.connected:
             attempt.end = AttemptEnd(outcome=STOPPED, detail=f"{order.reason} while its steps were timed")
@@ -326,7 +326,7 @@ class NodeAttempts:
             if not attempt.detail:
                 attempt.detail = order.reason
         self._reconcile(attempt)
-        self._tell(attempt)
+        self._send_report(attempt)
 
     def _change(self, attempt: _Attempt, order: ResizeAttempt | TuneAttempt) -> None:
         attempt.ordered_sequence = order.sequence
@@ -378,20 +378,20 @@ class NodeAttempts:
             attempt.retry_at_ms += ANALYSIS_MS
             attempt.detail = "its steps are timed first, for up to a minute"
         self._effects.append(Launch(attempt.order))
-        self._tell(attempt)
+        self._send_report(attempt)
 
     def not_written(self, key: Key, problem: str) -> None:
         """The fence or the end could not be written: try again later."""
         attempt = self._attempts[key]
         attempt.detail = problem
         attempt.retry_at_ms = self._clock_ms() + RETRY_MS
-        self._tell(attempt)
+        self._send_report(attempt)
 
     def launched(self, key: Key, started_ms: int, processes: tuple[int, ...] = ()) -> None:
         """The supervisor was started, or found alive after a start of the agent."""
         attempt = self._attempts[key]
         attempt.started_ms, attempt.processes = started_ms, processes
-        self._tell(attempt)
+        self._send_report(attempt)
 
     def awaits_launch(self, key: Key) -> bool:
         """Whether the attempt is still to be launched."""
@@ -451,9 +451,9 @@ class NodeAttempts:
                 )
         self._settle(attempt)
         if gang.progress is not None and gang.progress != known:
-            self._effects.append(Tell(gang.progress))
+            self._effects.append(SendReport(gang.progress))
         self._reconcile(attempt)
-        self._tell(attempt)
+        self._send_report(attempt)
 
     def _begins(self, attempt: _Attempt, gang: GangSeen) -> bool:
         """Whether a gang with processes makes progress, or never says so."""
@@ -477,7 +477,7 @@ class NodeAttempts:
                 attempt.tune = None
         self._settle(attempt)
         self._reconcile(attempt)
-        self._tell(attempt)
+        self._send_report(attempt)
 
     def supervisor_ended(self, key: Key, end: AttemptEnd | None) -> None:
         """The supervisor's process has ended; ``end`` is what it has written, None if it was killed before."""
@@ -507,7 +507,7 @@ class NodeAttempts:
         if left := tuple(left):
             attempt.detail = f"still running after SIGKILL: processes {', '.join(map(str, left))}"
             attempt.retry_at_ms = self._clock_ms() + RETRY_MS
-            self._tell(attempt)
+            self._send_report(attempt)
             return
         end = attempt.end or written
         if end is None and attempt.kill_at_ms is not None and self._clock_ms() >= attempt.kill_at_ms:
@@ -617,7 +617,7 @@ class NodeAttempts:
     def _sweep(self, attempt: _Attempt) -> None:
         attempt.phase, attempt.retry_at_ms = AttemptPhase.SWEEPING, None
         self._effects.append(Sweep(attempt.key))
-        self._tell(attempt)
+        self._send_report(attempt)
 
     def _write_end(self, attempt: _Attempt, end: AttemptEnd) -> None:
         attempt.phase, attempt.end, attempt.retry_at_ms = AttemptPhase.WRITING, end, None
@@ -630,7 +630,7 @@ class NodeAttempts:
         attempt.settled_sequence = attempt.ordered_sequence
         if attempt.end.outcome == FINISHED:
             self._jobs[attempt.order.job].finished = True
-        self._tell(attempt)
+        self._send_report(attempt)
         for later in sorted(self._attempts):
             other = self._attempts[later]
             if later[0] == attempt.order.job and other.phase is AttemptPhase.WAITING:
@@ -641,12 +641,12 @@ class NodeAttempts:
                 elif self._waits_for(*later) is None:
                     self._check_devices(other)
 
-    def _tell(self, attempt: _Attempt, *, again: bool = False) -> None:
+    def _send_report(self, attempt: _Attempt, *, again: bool = False) -> None:
         seen = self._seen(attempt)
         plain = replace(seen, started_ms_ago=NONE, ended_ms_ago=NONE, told_ms=NONE)
         if again or plain != attempt.told:
             attempt.told = plain
-            self._effects.append(Tell(seen))
+            self._effects.append(SendReport(seen))
 
     def _seen(self, attempt: _Attempt) -> AttemptSeen:
         now_ms, end = self._clock_ms(), attempt.end if attempt.phase is AttemptPhase.ENDED else None

@@ -115,10 +115,10 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendReport:
     """Effect: tell the controller, if it is connected."""
 
     report: AgentReport
 
 
-AgentEffect: TypeAlias = CheckDevices | WriteFence | Launch | Request | Sweep | WriteEnd | Forgotten | Tell
+AgentEffect: TypeAlias = CheckDevices | WriteFence | Launch | Request | Sweep | WriteEnd | Forgotten | SendReport

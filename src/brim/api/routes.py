@@ -81,9 +81,9 @@ def _caller(request: Request) -> Caller:
     return caller
 
 
-At = Annotated[ClusterService, Depends(_service)]
-Ahead = Annotated[Foresight, Depends(_foresight)]
-By = Annotated[Caller, Depends(_caller)]
+ServiceDep = Annotated[ClusterService, Depends(_service)]
+ForesightDep = Annotated[Foresight, Depends(_foresight)]
+CallerDep = Annotated[Caller, Depends(_caller)]
 Id = Annotated[int, Path(ge=1, le=ID_MAX, description="Job id.")]
 
 
@@ -109,7 +109,7 @@ async def healthz() -> Alive:
     "/v1/jobs", status_code=201, max_body_size=SUBMISSION_BYTES_MAX, openapi_extra=_BODY, response_model=Submitted
 )
 async def submit(
-    request: Request, at: At, ahead: Ahead, by: By,
+    request: Request, service: ServiceDep, foresight: ForesightDep, caller: CallerDep,
     idempotency_key: Annotated[str, Header(pattern="^[A-Za-z0-9._-]{1,128}$")],
 ) -> Response:  # fmt: skip
     """Submit a job, a list, or jobs with what they have in common, all or none.
@@ -117,16 +117,16 @@ async def submit(
     They are durable when this answers; the key makes it repeatable.
     """
     asked = _read(await request.body())
-    ids = await at.submit(by.uid, by.user, asked, idempotency_key)
-    never = dict(zip(ids, ahead.why_impossible(asked), strict=True))
+    ids = await service.submit(caller.uid, caller.user, asked, idempotency_key)
+    never = dict(zip(ids, foresight.why_impossible(asked), strict=True))
     never = {job: reason for job, reason in never.items() if reason}
     return JSONResponse({"schema": SCHEMA, "ids": list(ids), "impossible": never}, 201)
 
 
 @router.post("/v1/dry-run", max_body_size=SUBMISSION_BYTES_MAX, openapi_extra=_BODY)
-async def dry_run(request: Request, ahead: Ahead, by: By) -> DryRunAnswer:
+async def dry_run(request: Request, foresight: ForesightDep, caller: CallerDep) -> DryRunAnswer:
     """Say where a job or a list would run if it were submitted now, or why it would wait. Nothing is stored."""
-    found = await ahead.dry_run(by.uid, by.user, _read(await request.body()))
+    found = await foresight.dry_run(caller.uid, caller.user, _read(await request.body()))
     return {"schema": SCHEMA, "devices": found.devices, "preempts": found.preempts, "text": found.text}
 
 
@@ -168,7 +168,7 @@ def _not_finite(name: str) -> float:
 
 @router.get("/v1/jobs", response_model=JobsAnswer)
 async def jobs(
-    at: At, by: By,
+    service: ServiceDep, caller: CallerDep,
     state: Annotated[Literal["active", "ended", "all"], Query(description="Which jobs.")] = "active",
     user: Annotated[str, Query(max_length=64, description="Only jobs of this user.")] = "",
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX, description="At most as many, the newest ones.")] = PAGE_MAX,
@@ -176,22 +176,22 @@ async def jobs(
 ) -> Response:  # fmt: skip
     """List jobs of all users."""
     found = [
-        job for job in at.jobs()
+        job for job in service.jobs()
         if job.id < before and (state == "all" or job.has_ended == (state == "ended")) and user in ("", job.user)
     ]  # fmt: skip
-    shown = [plain_job(job if by.may_see(job) else redacted(job)) for job in found[-limit:]]
-    return JSONResponse({"schema": SCHEMA, "now_ms": at.now_ms(), "jobs": shown})
+    shown = [plain_job(job if caller.may_see(job) else redacted(job)) for job in found[-limit:]]
+    return JSONResponse({"schema": SCHEMA, "now_ms": service.now_ms(), "jobs": shown})
 
 
 @router.get("/v1/jobs/{job:id}", response_model=OneJob)
-async def one_job(at: At, by: By, job: Id) -> Response:
+async def one_job(service: ServiceDep, caller: CallerDep, job: Id) -> Response:
     """Show a job."""
-    return JSONResponse({"schema": SCHEMA, "now_ms": at.now_ms(), "job": plain_job(_own(at, by, job))})
+    return JSONResponse({"schema": SCHEMA, "now_ms": service.now_ms(), "job": plain_job(_own(service, caller, job))})
 
 
 @router.post("/v1/jobs/{verb}", response_model=ChangedJobs)
 async def command(
-    at: At, by: By, verb: Verb,
+    service: ServiceDep, caller: CallerDep, verb: Verb,
     jobs: Annotated[
         list[Annotated[int, Field(ge=1, le=ID_MAX, strict=True)]],
         Body(embed=True, min_length=1, max_length=JOBS_MAX, description="Ids of the jobs."),
@@ -201,8 +201,8 @@ async def command(
 
     What was asked is durable when this answers, and done some time later.
     """
-    answers = await at.command(by.uid, verb, jobs, may_change=by.may_change)
-    return await asyncio.to_thread(_changed, at.now_ms(), answers)
+    answers = await service.command(caller.uid, verb, jobs, may_change=caller.may_change)
+    return await asyncio.to_thread(_changed, service.now_ms(), answers)
 
 
 def _changed(now_ms: int, answers: Mapping[int, JobRecord | BrimError]) -> Response:
@@ -217,12 +217,15 @@ def _changed(now_ms: int, answers: Mapping[int, JobRecord | BrimError]) -> Respo
 
 @router.get("/v1/jobs/{job:id}/explain")
 async def explain(
-    at: At, ahead: Ahead, by: By, job: Id,
+    service: ServiceDep, foresight: ForesightDep, caller: CallerDep, job: Id,
     changes: Annotated[bool, Query(description="Try what would let it run; else only say why.")] = True,
 ) -> Explanation:  # fmt: skip
     """Explain why a job waits, and what would let it run: changes that were tried by deciding the round with them."""
-    _own(at, by, job)
-    found = await ahead.explain(job) if changes else WhyWaiting(text=at.explain(job), blockers=(), remedies=(), tried=0)
+    _own(service, caller, job)
+    if changes:
+        found = await foresight.explain(job)
+    else:
+        found = WhyWaiting(text=service.explain(job), blockers=(), remedies=(), tried=0)
     return {
         "schema": SCHEMA, "id": job, "text": found.text, "blockers": found.blockers, "remedies": found.remedies,
         "tried": found.tried, "outlook": found.outlook,
@@ -231,83 +234,88 @@ async def explain(
 
 @router.get("/v1/eta")
 async def eta(
-    at: At, ahead: Ahead, by: By,
+    service: ServiceDep, foresight: ForesightDep, caller: CallerDep,
     job: Annotated[list[Id] | None, Query(max_length=PAGE_MAX, description="Job ids; none: all of yours.")] = None,
 ) -> EtaAnswer:  # fmt: skip
     """Forecast when jobs start and end: intervals from the twin, which replays the queue with drawn run times."""
-    asked = [_own(at, by, one) for one in job] if job else [one for one in at.jobs() if one.uid == by.uid]
+    if job:
+        asked = [_own(service, caller, one) for one in job]
+    else:
+        asked = [one for one in service.jobs() if one.uid == caller.uid]
     for one in asked if job else ():
         if one.has_ended:
             raise RefusedError(f"job {one.id} has ended as {one.state}: there is nothing to forecast")
-    found, hits = await ahead.eta([one.id for one in asked if not one.has_ended])
+    found, hits = await foresight.eta([one.id for one in asked if not one.has_ended])
     return {"schema": SCHEMA, "forecasts": found, "hits": hits}
 
 
 @router.get("/v1/jobs/{job:id}/log", response_class=PlainTextResponse)
 def log(
-    at: At, by: By, job: Id,
+    service: ServiceDep, caller: CallerDep, job: Id,
     rank: Annotated[int, Query(ge=0, le=9_999)] = 0,
     offset: Annotated[int, Query(ge=0, le=ID_MAX, description="Bytes of the newest attempt to pass over.")] = 0,
 ) -> Response:  # fmt: skip
     """Return what a job of the controller's own user wrote, at most 1 MiB; other users' agents keep theirs."""
-    return PlainTextResponse(read_log(_own(at, by, job), rank, offset))
+    return PlainTextResponse(read_log(_own(service, caller, job), rank, offset))
 
 
 @router.get("/v1/nodes")
-async def nodes(at: At) -> Nodes:
+async def nodes(service: ServiceDep) -> Nodes:
     """Show agents and devices."""
-    return {"schema": SCHEMA, "nodes": [dict(node) for node in at.nodes()]}
+    return {"schema": SCHEMA, "nodes": [dict(node) for node in service.nodes()]}
 
 
 @router.get("/v1/status")
-async def status(at: At, by: By) -> StatusAnswer:
+async def status(service: ServiceDep, caller: CallerDep) -> StatusAnswer:
     """Show facts on the controller."""
-    return {"schema": SCHEMA, "user": by.user, "is_admin": by.is_admin, "status": dict(at.status())}
+    return {"schema": SCHEMA, "user": caller.user, "is_admin": caller.is_admin, "status": dict(service.status())}
 
 
 @router.post("/v1/tokens", status_code=201)
 async def new_token(
-    at: At, by: By,
+    service: ServiceDep, caller: CallerDep,
     label: Annotated[str, Body(pattern="^[A-Za-z0-9._-]{1,64}$")],
     days: Annotated[int, Body(ge=1, le=DAYS_MAX)] = DAYS_MAX,
 ) -> NewToken:  # fmt: skip
     """Make a token, which stands for who asks on TCP. A token makes no tokens: this is for the Unix socket."""
-    _check_socket(by)
+    _check_socket(caller)
     secret = new_secret()
     expires_s = time.time() + days * 86_400
-    token = await at.add_token(uid=by.uid, user=by.user, label=label, digest=digest_of(secret), expires_s=expires_s)
+    token = await service.add_token(
+        uid=caller.uid, user=caller.user, label=label, digest=digest_of(secret), expires_s=expires_s
+    )
     return {"schema": SCHEMA, "token": token, "secret": secret}
 
 
 @router.get("/v1/tokens")
-async def tokens(at: At, by: By) -> Tokens:
+async def tokens(service: ServiceDep, caller: CallerDep) -> Tokens:
     """List the tokens of who asks, without their secrets."""
-    return {"schema": SCHEMA, "tokens": list(at.tokens(by.uid))}
+    return {"schema": SCHEMA, "tokens": list(service.tokens(caller.uid))}
 
 
 @router.delete("/v1/tokens/{number:id}")
-async def revoke_token(at: At, by: By, number: Annotated[int, Path(ge=1, le=ID_MAX)]) -> Tokens:
+async def revoke_token(service: ServiceDep, caller: CallerDep, number: Annotated[int, Path(ge=1, le=ID_MAX)]) -> Tokens:
     """Revoke a token; it is refused from the next request on."""
-    _check_socket(by)
-    await at.revoke_token(uid=by.uid, user=by.user, number=number)
-    return {"schema": SCHEMA, "tokens": list(at.tokens(by.uid))}
+    _check_socket(caller)
+    await service.revoke_token(uid=caller.uid, user=caller.user, number=number)
+    return {"schema": SCHEMA, "tokens": list(service.tokens(caller.uid))}
 
 
-def _check_socket(by: Caller) -> None:
-    if by.token:
+def _check_socket(caller: Caller) -> None:
+    if caller.token:
         raise RefusedError("a token cannot make or revoke tokens: use the Unix socket, as `brim token` does")
 
 
 @router.get("/v1/events", response_class=EventSourceResponse)
-async def events(at: At, by: By) -> AsyncIterable[ServerSentEvent]:
+async def events(service: ServiceDep, caller: CallerDep) -> AsyncIterable[ServerSentEvent]:
     """Send every job that changes, as it then is."""
-    async for job in at.subscribe():
-        yield ServerSentEvent(event="job", data=plain_job(job if by.may_see(job) else redacted(job)))
+    async for job in service.subscribe():
+        yield ServerSentEvent(event="job", data=plain_job(job if caller.may_see(job) else redacted(job)))
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(at: At) -> Response:
+async def metrics(service: ServiceDep) -> Response:
     """Return metrics for Prometheus."""
     from brim.api.metrics import exposition  # noqa: PLC0415 - a tenth of what is loaded before the first answer
 
-    return exposition(at)
+    return exposition(service)

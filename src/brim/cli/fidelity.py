@@ -39,7 +39,7 @@ SPEEDS: Final = "name, with the speeds reported on each number of GPUs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class ReplaySetup:
     """Under what jobs were recorded, and are replayed."""
 
     cluster: Cluster
@@ -109,7 +109,7 @@ def learn(jobs: Sequence[RecordedJob]) -> LearnedBeliefs:
     return LearnedBeliefs(run_times=run_times, speeds=_speeds(whole), costs=replace(costs, restart_ms=restart_ms))
 
 
-def with_own_run_times(jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene) -> FidelityResult:
+def with_own_run_times(jobs: Sequence[RecordedJob], compared: frozenset[int], scene: ReplaySetup) -> FidelityResult:
     """Replay jobs with the run times and costs that they showed themselves: this checks only how the twin queues."""
     own = [one for one in jobs if one.job.id in compared]
     run_ms = {one.job.id: one.run_ms for one in jobs}
@@ -117,7 +117,7 @@ def with_own_run_times(jobs: Sequence[RecordedJob], compared: frozenset[int], sc
 
 
 def predicted(
-    jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene, beliefs: LearnedBeliefs
+    jobs: Sequence[RecordedJob], compared: frozenset[int], scene: ReplaySetup, beliefs: LearnedBeliefs
 ) -> FidelityResult:
     """Replay jobs with the run times and costs that others showed; what is not compared keeps its own run times."""
     run_ms, bases = {one.job.id: one.run_ms for one in jobs}, Counter[str]()
@@ -151,7 +151,7 @@ def _kind(one: RecordedJob) -> JobKind:
 
 
 def _replayed(
-    jobs: Sequence[RecordedJob], compared: frozenset[int], scene: Scene, run_ms: Mapping[int, int],
+    jobs: Sequence[RecordedJob], compared: frozenset[int], scene: ReplaySetup, run_ms: Mapping[int, int],
     work: Mapping[int, KindSpeeds], costs: ChangeCosts, bases: Mapping[str, int],
 ) -> FidelityResult:
     trace = trace_of_recorded("the recorded jobs", jobs, scene.cluster, run_ms)

@@ -19,7 +19,7 @@ from brim.units import parse_whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from brim.cli.fidelity import Scene
+    from brim.cli.fidelity import ReplaySetup
     from brim.live.recording import RecordedJob
     from brim.live.store.reading import History
 
@@ -176,7 +176,7 @@ def _range(option: str, text: str) -> tuple[int, int]:
 
 def _scene(
     history: History, found: Sequence[RecordedJob], compared: frozenset[int], policy: str | None, which: str
-) -> tuple[Scene, list[RecordedJob]]:
+) -> tuple[ReplaySetup, list[RecordedJob]]:
     """Under what the compared jobs ran, and all jobs since then: those before them only load the cluster.
 
     ``which`` jobs are compared is said in errors.
@@ -184,7 +184,7 @@ def _scene(
     Raises:
         ConfigError: the setting changed between them, was not recorded, or its policy is no preset.
     """
-    from brim.cli.fidelity import Scene
+    from brim.cli.fidelity import ReplaySetup
     from brim.core.cluster import parse_cluster
     from brim.policies.presets import find_policy
 
@@ -214,7 +214,7 @@ def _scene(
             raise
         raise ConfigError(f"policy {setting.policy} decided, which is no preset: give its file with --policy") from None
     rows = [one for one in found if one.ready_ms >= since_ms and one.ready_ms <= end_ms]
-    return Scene(
+    return ReplaySetup(
         cluster=parse_cluster(setting.cluster), policy=rule, gap_ms=setting.gap_ms, gap_job_us=setting.gap_job_us
     ), rows
 

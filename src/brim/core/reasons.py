@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Final
 
 
-class Why(IntEnum):
+class Reason(IntEnum):
     """Reason why a job has no GPUs after a round; for one that has GPUs 0, or on what basis it shares them."""
 
     RUNS = 0
@@ -41,6 +41,6 @@ class Why(IntEnum):
     """No GPUs are free for it alone, and too little is known, of it or of those that it would join, to share any."""
 
 
-SHARES: Final = (Why.SHARES_BY_HISTORY, Why.SHARES_BY_PAIRS, Why.SHARES_BY_DEMAND)
-RUNNING: Final = (Why.RUNS, *SHARES)
+SHARES: Final = (Reason.SHARES_BY_HISTORY, Reason.SHARES_BY_PAIRS, Reason.SHARES_BY_DEMAND)
+RUNNING: Final = (Reason.RUNS, *SHARES)
 """Reasons of jobs that have GPUs."""

@@ -1,6 +1,6 @@
 """Slowdowns that jobs reported beside neighbours on their GPUs: means by the exact set of residents.
 
-A job that reports several times in the same company counts once, with its latest report.
+A job that reports several times in the same co-location counts once, with its latest report.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ class SeenSlowdowns:
         self._present: dict[int, tuple[ResidentSet, float]] = {}
         self._table: SlowdownTable | None = None
 
-    def add(self, job: int, company: ResidentSet, ratio: float) -> None:
-        """Add what a job reported in its present company."""
-        if job in self._present and self._present[job][0] != company:
+    def add(self, job: int, colocation: ResidentSet, ratio: float) -> None:
+        """Add what a job reported in its present co-location."""
+        if job in self._present and self._present[job][0] != colocation:
             self.over(job)
-        self._present[job] = company, max(ratio, 1.0)  # below 1 is noise: nobody is faster for having neighbours
+        self._present[job] = colocation, max(ratio, 1.0)  # below 1 is noise: nobody is faster for having neighbours
         self._table = None
 
     def over(self, job: int) -> None:
-        """Keep what a job reported last: it has ended, or left this company."""
+        """Keep what a job reported last: it has ended, or left this co-location."""
         told = self._present.pop(job, None)
         if told is None:
             return
-        company, ratio = told
-        self._past[company] = self._past.pop(company, MeanRatio(0, 0.0, 0.0)).with_one(ratio)
+        colocation, ratio = told
+        self._past[colocation] = self._past.pop(colocation, MeanRatio(0, 0.0, 0.0)).with_one(ratio)
         if len(self._past) > SETS_KEPT:
             del self._past[next(iter(self._past))]
         self._table = None
@@ -89,15 +89,15 @@ class SeenSlowdowns:
         """Return the table."""
         if self._table is None:
             means = dict(self._past)
-            for company, ratio in self._present.values():
-                means[company] = means.get(company, MeanRatio(0, 0.0, 0.0)).with_one(ratio)
+            for colocation, ratio in self._present.values():
+                means[colocation] = means.get(colocation, MeanRatio(0, 0.0, 0.0)).with_one(ratio)
             self._table = _table_of(means)
         return self._table
 
     def plain(self) -> list[list[Any]]:
         """Everything as plain data for JSON: first the past in its order, then the present by job."""
-        past = [[NONE, *_plain(company), *mean] for company, mean in self._past.items()]
-        present = [[job, *_plain(company), 1, ratio, 0.0] for job, (company, ratio) in self._present.items()]
+        past = [[NONE, *_plain(colocation), *mean] for colocation, mean in self._past.items()]
+        present = [[job, *_plain(colocation), 1, ratio, 0.0] for job, (colocation, ratio) in self._present.items()]
         return [*past, *present]
 
     @classmethod
@@ -105,24 +105,25 @@ class SeenSlowdowns:
         """Read ``plain`` back."""
         seen = cls()
         for job, profile, batch, gpu_type, others, jobs, ratio, squares in rows:
-            company = ResidentSet(ResidentKind(profile, batch), gpu_type, tuple(ResidentKind(*one) for one in others))
+            beside = tuple(ResidentKind(*one) for one in others)
+            colocation = ResidentSet(ResidentKind(profile, batch), gpu_type, beside)
             if job == NONE:
-                seen._past[company] = MeanRatio(jobs, ratio, squares)
+                seen._past[colocation] = MeanRatio(jobs, ratio, squares)
             else:
-                seen._present[job] = company, ratio
+                seen._present[job] = colocation, ratio
         return seen
 
 
-def _plain(company: ResidentSet) -> list[Any]:
-    return [*company.who, company.gpu_type, [list(one) for one in company.others]]
+def _plain(colocation: ResidentSet) -> list[Any]:
+    return [*colocation.who, colocation.gpu_type, [list(one) for one in colocation.others]]
 
 
 def _table_of(means: Mapping[ResidentSet, MeanRatio]) -> SlowdownTable:
     rows = sorted(means.items())
     others = np.full((len(rows), NEIGHBOURS_MAX, 2), NONE, dtype=np.int64)
-    for row, (company, _) in enumerate(rows):
-        others[row, : len(company.others)] = company.others
-    who = np.array([(*company.who, company.gpu_type) for company, _ in rows], dtype=np.int64).reshape(-1, 3).T
+    for row, (colocation, _) in enumerate(rows):
+        others[row, : len(colocation.others)] = colocation.others
+    who = np.array([(*colocation.who, colocation.gpu_type) for colocation, _ in rows], dtype=np.int64).reshape(-1, 3).T
     profile, batch, gpu_type = (frozen(np.ascontiguousarray(column)) for column in who)
     return SlowdownTable(
         profile=profile, batch=batch, gpu_type=gpu_type, others=frozen(others),

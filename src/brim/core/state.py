@@ -510,8 +510,8 @@ class ClusterState:
             self._block[[_GPUS, _GPUS_MIN, _GPUS_MAX, _SIZE_LIST], slot] = *ends, self._size_list(usable)
         if report.seen and not self._neighbours(event.job).size:  # else they are no speed of the job's own
             self._seen.add(event.job, int(self._block[_PROFILE, slot]), report.seen)
-        if not math.isnan(report.slowdown_ratio) and (company := self._company(event.job)):
-            self._slowdowns.add(event.job, company, report.slowdown_ratio)
+        if not math.isnan(report.slowdown_ratio) and (colocation := self._colocation(event.job)):
+            self._slowdowns.add(event.job, colocation, report.slowdown_ratio)
 
     def _neighbours(self, job: int) -> IntArray:
         """Jobs that hold GPUs which a job holds, too."""
@@ -524,7 +524,7 @@ class ClusterState:
         beside = held[0, np.isin(place, mine[mine != NONE])]
         return np.unique(beside[beside != job])
 
-    def _company(self, job: int) -> ResidentSet | None:
+    def _colocation(self, job: int) -> ResidentSet | None:
         """The job among its neighbours; None without any, or if a model is not known or there are too many."""
         beside = self._neighbours(job)
         if not 0 < len(beside) <= NEIGHBOURS_MAX:

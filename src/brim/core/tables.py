@@ -252,7 +252,7 @@ class Grants:
         gpu: Index on the node; -1 for a worker on CPU, -2 for a parameter server (``core.setting``).
         share_milli: Thousandths of that GPU, the same for all GPUs of a job; milli-cores of a rank on CPU, the same for
             all workers on CPU and for all servers of a job, 0 for those that the job asks for per rank.
-        why: Per row of the job table (J): ``Why`` code, 0 for a job that has GPUs. Empty in a snapshot.
+        why: Per row of the job table (J): ``Reason`` code, 0 for a job that has GPUs. Empty in a snapshot.
         blocker: Per row of the job table (J): row of the job that blocks this one, -1 for none. Empty in a snapshot.
         loader_workers: Data-loading processes of the rank. Empty in what a part returns: the feed part decides them.
         revocable: Whether the job gives its GPUs back at once when a regular job needs them, the same for all rows of a

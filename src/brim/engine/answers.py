@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from brim.core.arrays import IntArray, frozen, replaced
 from brim.core.cluster import UNLIMITED
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.snapshot import Memory, Snapshot
 from brim.core.tables import EMPTY, NOBODY, Grants, JobTable, NodeTable, SeenSteps, UserTable
 from brim.core.trace import NONE
@@ -37,7 +37,7 @@ from brim.policies.sockets import SIZES_ON_CPU, Policy, Sizes
 from brim.policies.source_lines import raised_at
 from brim.units import counted
 
-_LAST_WHY: Final = int(max(Why))
+_LAST_WHY: Final = int(max(Reason))
 _TYPE: Final = {"i": np.dtype(np.int64), "b": np.dtype(np.bool_)}
 _EMPTY: Final[dict[str, NDArray[Any]]] = {"i": EMPTY, "b": NOBODY}
 """Columns that nobody has filled: nobody can write to them either."""

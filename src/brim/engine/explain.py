@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from brim.core.actions import setting_in
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.setting import ON_CPU
 from brim.core.snapshot import Snapshot
 from brim.core.sums import CORE_MILLI
@@ -24,34 +24,34 @@ def explain(snapshot: Snapshot, result: RoundResult, job: int) -> str:
     rows = {job_id: row for row, job_id in enumerate(result.job.tolist())}
     row = rows[job]
     me = snapshot.jobs[row]
-    why, blocker = Why(int(result.why[row])), int(result.blocker[row])
+    why, blocker = Reason(int(result.why[row])), int(result.blocker[row])
     free = _free_gpus(snapshot, result)
     need, has = _need(me, snapshot), _on_cpu(row, me, result) or _need(me, snapshot, *_after(me, result))
     sentences = {
-        Why.RUNS: f"job {job} has its {has}",
-        Why.HELD: f"job {job} waits for job {me.after} to end and can run after that" if me.after != NONE
+        Reason.RUNS: f"job {job} has its {has}",
+        Reason.HELD: f"job {job} waits for job {me.after} to end and can run after that" if me.after != NONE
         else f"job {job} is held; it can run once nothing holds it any more",
-        Why.STOPPING: f"job {job} was preempted and is stopping; it returns to the queue once its GPUs are free",
-        Why.TOO_FEW_FREE: f"job {job} needs {need}; {free} are free; it would start with {me.gpus - free} more",
-        Why.SHAPE: f"job {job} needs {need} and {free} are free, but not on nodes of one type with the cores and "
+        Reason.STOPPING: f"job {job} was preempted and is stopping; it returns to the queue once its GPUs are free",
+        Reason.TOO_FEW_FREE: f"job {job} needs {need}; {free} are free; it would start with {me.gpus - free} more",
+        Reason.SHAPE: f"job {job} needs {need} and {free} are free, but not on nodes of one type with the cores and "
         "memory it asks for; it would start if it asked for less per GPU",
-        Why.BEHIND: f"job {job} needs {need} and waits behind job {blocker}, which does not fit yet, because the order "
-        "is strict; it would start under a policy that backfills",
-        Why.RESERVED: f"job {job} would fit now but would delay job {blocker}, which has the reservation; it would "
+        Reason.BEHIND: f"job {job} needs {need} and waits behind job {blocker}, which does not fit yet, because the "
+        "order is strict; it would start under a policy that backfills",
+        Reason.RESERVED: f"job {job} would fit now but would delay job {blocker}, which has the reservation; it would "
         "start with a shorter time limit",
-        Why.NOT_NOW: f"the policy gave job {job} no GPUs in this round",
-        Why.UNDONE: f"job {job} shared GPUs on trial and slows its neighbours or itself down too much; it waits for "
+        Reason.NOT_NOW: f"the policy gave job {job} no GPUs in this round",
+        Reason.UNDONE: f"job {job} shared GPUs on trial and slows its neighbours or itself down too much; it waits for "
         "others, and such a set is not tried again for a day",
-        Why.SHARES_BY_HISTORY: f"job {job} has its {has}, which it shares because exactly such jobs did so before",
-        Why.SHARES_BY_PAIRS: f"job {job} has its {has}, which it shares because pairs of such jobs did so before",
-        Why.SHARES_BY_DEMAND: f"job {job} has its {has}, which it shares because of how much each job uses them alone; "
-        "such a set was not observed before",
-        Why.PREEMPTED: f"job {job} was preempted for job {blocker}, which is ahead of it in the policy's order",
-        Why.SHORT_GAPS: f"job {job} is a padding job, and {free} are free, but regular jobs are expected to take them "
-        "before a start would pay; it would start in a longer gap",
-        Why.NOTHING_KNOWN: f"job {job} needs {need}; {free} are free, and it shares none, because nobody knows "
+        Reason.SHARES_BY_HISTORY: f"job {job} has its {has}, which it shares because exactly such jobs did so before",
+        Reason.SHARES_BY_PAIRS: f"job {job} has its {has}, which it shares because pairs of such jobs did so before",
+        Reason.SHARES_BY_DEMAND: f"job {job} has its {has}, which it shares because of how much each job uses them "
+        "alone; such a set was not observed before",
+        Reason.PREEMPTED: f"job {job} was preempted for job {blocker}, which is ahead of it in the policy's order",
+        Reason.SHORT_GAPS: f"job {job} is a padding job, and {free} are free, but regular jobs are expected to take "
+        "them before a start would pay; it would start in a longer gap",
+        Reason.NOTHING_KNOWN: f"job {job} needs {need}; {free} are free, and it shares none, because nobody knows "
         + (_unknown(snapshot.jobs[rows.get(blocker, row)], f"job {blocker}" if blocker not in (job, NONE) else "it")
-           if why is Why.NOTHING_KNOWN else ""),
+           if why is Reason.NOTHING_KNOWN else ""),
     }
     return sentences[why] + "."
 

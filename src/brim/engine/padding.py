@@ -16,7 +16,7 @@ from brim.core.arrays import ArrayT, BoolArray, IntArray, frozen, replaced, tabl
 from brim.core.cluster import UNLIMITED
 from brim.core.joins import JoinTimes
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.snapshot import Memory, Snapshot
 from brim.core.sums import CORE_MILLI
 from brim.core.tables import EMPTY, JOB_COLUMNS, JOB_FLOAT_COLUMNS, NOBODY, Grants, JobTable
@@ -28,7 +28,7 @@ from brim.policies.sockets import SIZES_ON_CPU, Policy, Sizes
 _JOBS: Final = attrgetter(*JOB_COLUMNS, *JOB_FLOAT_COLUMNS, "memo")
 _OF_STEPS: Final = ("job", "profile", "nodes", "gpus", "local_batch", "step_s", "sync_s")
 _OF_GRANTS: Final = ("node", "gpu", "share_milli")
-_WHY_OF_PHASE: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
+_WHY_OF_PHASE: Final = {int(Phase.HELD): int(Reason.HELD), int(Phase.STOPPING): int(Reason.STOPPING)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Hidden:
         if not self.any:
             return seen
         phases = self.snapshot.jobs.phase
-        why = np.full(len(self.padding), int(Why.NOT_NOW))
+        why = np.full(len(self.padding), int(Reason.NOT_NOW))
         for phase, reason in _WHY_OF_PHASE.items():
             why[phases == phase] = reason
         why[self.rows] = seen.why
@@ -180,7 +180,7 @@ class Reasons(NamedTuple):
 
     Attributes:
         job: Ids of the jobs, increasing (J,).
-        why: ``Why`` code of each (J,).
+        why: ``Reason`` code of each (J,).
         blocker: Id of the job that blocks it, -1 for none (J,).
     """
 
@@ -204,7 +204,7 @@ def as_held(view: Snapshot, before: Reasons) -> tuple[Sizes, Grants]:
     at = _rows(before.job, jobs.id)
     said = ~jobs.holds & (at != NONE)
     why[said], blocker[said] = before.why[at[said]], _rows(jobs.id, before.blocker[at[said]])
-    why[~jobs.holds & (why == 0)] = int(Why.NOT_NOW)
+    why[~jobs.holds & (why == 0)] = int(Reason.NOT_NOW)
     order = np.lexsort((held.gpu, held.node, held.job))
     placed = Grants(
         job=frozen(held.job[order]), **{name: frozen(getattr(held, name)[order]) for name in _OF_GRANTS},

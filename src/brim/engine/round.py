@@ -37,7 +37,7 @@ from brim.engine.gate import gated
 from brim.engine.padding import Hidden, Reasons, as_held, hidden
 from brim.engine.rows import reasons
 from brim.errors import PlanError
-from brim.policies.fill.victims import spared
+from brim.policies.fill.victims import spare_padding
 from brim.policies.place.renaming import renamed
 from brim.policies.sockets import Policy, Sizes, WholePlan, Worth
 from brim.policies.source_lines import own_lines
@@ -53,7 +53,7 @@ class RoundResult:
         order: Job rows, first served first, without padding jobs that are hidden; empty if ``only_fills``.
         sizes: Answer of the size part.
         grants: Grants after the plan: those of the place part, and those that the fill part added.
-        why: ``Why`` code per job, 0 for one that has GPUs after the plan (J,).
+        why: ``Reason`` code per job, 0 for one that has GPUs after the plan (J,).
         blocker: Id of the job that blocks it, -1 for none (J,).
         memory: By socket, what a part stores per job for the next round, (J,) or (J, K); only what changed.
         only_fills: Whether the regular jobs were left as they are, because only padding jobs had a reason for a round.
@@ -116,7 +116,7 @@ def run_round(
         sizes, placed = as_held(hides.view, reasons_before)
     sizes, placed, loaders = hides.sizes(sizes), hides.grants(placed), hides.column(loaders)
     if hides.any and reasons_before is None:
-        placed = spared(snapshot, beliefs.joins, placed, hides.padding)
+        placed = spare_padding(snapshot, beliefs.joins, placed, hides.padding)
     counts = policy.declares("feed", "counts_cores")
     kept = memory.get("feed")
     sees = _remembered(("fill", "feed"), snapshot, policy, memory)

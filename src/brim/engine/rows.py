@@ -13,7 +13,7 @@ import numpy as np
 from brim.compiled import in_place, internal, njit
 from brim.core.arrays import BoolArray, IntArray
 from brim.core.lifecycle import Phase
-from brim.core.reasons import SHARES, Why
+from brim.core.reasons import SHARES, Reason
 from brim.core.setting import SERVER
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
@@ -27,7 +27,7 @@ UNCHANGED, PREEMPTED, REJECTED, RESIZED, STARTED, TUNED = range(6)
 
 _FIRST_SHARES, _LAST_SHARES = int(min(SHARES)), int(max(SHARES))
 _STARTING, _RUNNING = int(Phase.STARTING), int(Phase.RUNNING)
-_WHY_RUNS, _WHY_NOT_NOW, _LAST_WHY = int(Why.RUNS), int(Why.NOT_NOW), int(max(Why))
+_WHY_RUNS, _WHY_NOT_NOW, _LAST_WHY = int(Reason.RUNS), int(Reason.NOT_NOW), int(max(Reason))
 
 
 @njit

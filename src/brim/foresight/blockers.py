@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from brim.core.reasons import RUNNING, Why
+from brim.core.reasons import RUNNING, Reason
 from brim.engine.round import RoundResult
 from brim.foresight.answers import Blocker
 from brim.foresight.trials import starts
@@ -47,11 +47,11 @@ def blockers(situation: Situation, job: JobRecord, result: RoundResult) -> tuple
     if any(hold.startswith(holds.impossible("")) for hold in job.holds):
         return tuple(found)  # whoever has the devices: it could not run on all of them
     row = result.job.tolist().index(job.id)
-    why = Why(int(result.why[row]))
+    why = Reason(int(result.why[row]))
     if why in RUNNING:
         return tuple(found)
     found += _of_round(situation, result, row, why)
-    if why is not Why.NOT_NOW:
+    if why is not Reason.NOT_NOW:
         found += _of_devices(situation, result)
     return tuple(found)
 
@@ -120,31 +120,31 @@ def awaited_end(job: JobRecord, other: int) -> str:
     return "finish" if other in job.request.after else "fail" if other in job.request.after_not_ok else "end"
 
 
-def _of_round(situation: Situation, result: RoundResult, row: int, why: Why) -> Iterator[Blocker]:
+def _of_round(situation: Situation, result: RoundResult, row: int, why: Reason) -> Iterator[Blocker]:
     """What the policy says."""
     blocker = situation.jobs.get(int(result.blocker[row]))
     others = (blocker.id,) if blocker else ()
     ahead = f"{named(blocker)}, which needs {gpus_asked(blocker)}" if blocker else "another job"
-    if why is Why.BEHIND:
+    if why is Reason.BEHIND:
         yield Blocker(kind="order", text=f"it is behind {ahead} and does not fit yet", jobs=others)
-    elif why is Why.RESERVED:
+    elif why is Reason.RESERVED:
         yield Blocker(kind="order", text=f"devices are kept for {ahead} and is ahead of it", jobs=others)
-    elif why is Why.PREEMPTED:
+    elif why is Reason.PREEMPTED:
         yield Blocker(kind="order", text=f"its devices go to {ahead} and is ahead of it", jobs=others)
-    elif why is Why.TOO_FEW_FREE and blocker:
+    elif why is Reason.TOO_FEW_FREE and blocker:
         yield Blocker(kind="order", text=f"{ahead}, is ahead of it", jobs=others)
-    elif why is Why.SHAPE:
+    elif why is Reason.SHAPE:
         yield Blocker(kind="shape", text="enough devices are free, but not with the type, cores and memory it asks for")
-    elif why is Why.NOTHING_KNOWN:
+    elif why is Reason.NOTHING_KNOWN:
         other = blocker if blocker and blocker.id != int(result.job[row]) else None
         whom = named(other) if other else "it"
         yield Blocker(
             kind="policy", text=f"it shares no devices, because too little is known of {whom}",
             jobs=others if other else (),
         )
-    elif why is Why.SHORT_GAPS:
+    elif why is Reason.SHORT_GAPS:
         yield Blocker(kind="order", text="devices are free, but regular jobs are expected to take them very soon")
-    elif why is Why.NOT_NOW:
+    elif why is Reason.NOT_NOW:
         policy = situation.scheduler.policy.name
         yield Blocker(kind="policy", text=f"policy {policy} gives it no devices at present")
 

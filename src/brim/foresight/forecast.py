@@ -34,7 +34,7 @@ from brim.live.recording import RecordedJob, costs_of
 from brim.live.records import JobRecord, PastForecast
 from brim.live.situation import Situation
 from brim.policies.size.candidates import candidates
-from brim.sim.continuation import Limit, Outset
+from brim.sim.continuation import InitialState, Limit
 from brim.sim.overheads import Overheads
 from brim.units import MS_PER_S, counted, show_duration
 
@@ -73,7 +73,7 @@ def forecasts(
     why_not = stuck | late
     if all(job in why_not for job in wanted):  # which takes no continuation to say
         return tuple(Forecast(job=job, basis="", missing=why_not[job]) for job in wanted)
-    outset, ids = _outset(situation, history, {*stuck, *late} - situation.attempts.keys(), leaving)
+    initial, ids = _outset(situation, history, {*stuck, *late} - situation.attempts.keys(), leaving)
     left_out = f"; {counted(len(late), 'job')} submitted later left out" if late else ""
     rows = {job: row for row, job in enumerate(ids.tolist())}
     run_times = RunTimesByKind(_observed(situation, history), whole_since_ms)
@@ -81,7 +81,7 @@ def forecasts(
     believed = [_believed(situation, situation.jobs[job], run_times, left_ms.get(job)) for job in ids.tolist()]
     unknown = tuple(job for job, one in zip(ids.tolist(), believed, strict=True) if not one.is_bounded)
     asked = None if asks_ends else [rows[job] for job in wanted if job in rows and job not in situation.attempts]
-    start_DJ, end_DJ = drawn(outset, believed, seed, asked)
+    start_DJ, end_DJ = drawn(initial, believed, seed, asked)
     calibration, found = Calibration(record, situation.now_ms), []
     for job in wanted:
         if job in why_not:
@@ -222,7 +222,7 @@ def _late(situation: Situation, stuck: Mapping[int, str]) -> dict[int, str]:
 
 def _outset(
     situation: Situation, history: Sequence[RecordedJob], without: Collection[int], leaving: Collection[int]
-) -> tuple[Outset, IntArray]:
+) -> tuple[InitialState, IntArray]:
     """What continuations begin from, without some jobs; and the id of each job in it (J,)."""
     scheduler = situation.scheduler.copy()
     for job in sorted(without):
@@ -240,7 +240,7 @@ def _outset(
         row: holds.cluster_ms(jobs[job], jobs[job].request.begin_s) if holds.BEGIN in jobs[job].holds else 0
         for job, row in held.items()
     }
-    outset = Outset(
+    initial = InitialState(
         now_ms=situation.now_ms, scheduler=scheduler, overheads=Overheads.of_live(
             start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms
         ),
@@ -253,7 +253,7 @@ def _outset(
         limits=tuple(_limits(situation, rows)), leaving=frozenset(rows[job] for job in leaving if job in rows),
         speedups=_speedups(scheduler, situation.now_ms),
     )
-    return outset, ids
+    return initial, ids
 
 
 def _limits(situation: Situation, rows: Mapping[int, int]) -> Iterator[Limit]:

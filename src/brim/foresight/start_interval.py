@@ -15,7 +15,7 @@ from brim.core.trace import NONE
 from brim.foresight.calibration import COVERAGE, Calibration
 from brim.foresight.run_times import Believed, drawn_ms
 from brim.live.records import StartForecast
-from brim.sim.continuation import Outset, courses
+from brim.sim.continuation import InitialState, continued_by_draw
 
 DRAWS: Final = 20
 """Continuations. The first ten of them score 2.9 % worse on one trace (docs/measurements/2026-11-28-eta.md)."""
@@ -25,12 +25,12 @@ EVENTS_MAX: Final = 10 * 1_024
 
 
 def drawn(
-    outset: Outset, believed: Sequence[Believed], seed: int, starts_of: Collection[int] | None = None
+    initial: InitialState, believed: Sequence[Believed], seed: int, starts_of: Collection[int] | None = None
 ) -> tuple[IntArray, IntArray]:
     """Start and end of each job in each continuation, NONE for never (D, J).
 
     Args:
-        outset: What continuations begin from.
+        initial: What continuations begin from.
         believed: What is believed of the run time of each job.
         seed: Seed of the draws.
         starts_of: Rows of jobs of which only the start is asked for; None for all starts and ends.
@@ -40,7 +40,7 @@ def drawn(
     """
     run_ms = drawn_ms(believed, DRAWS, np.random.default_rng(seed)).tolist()
     starts, ends, events = [], [], 0
-    for number, course in enumerate(courses(outset, run_ms, starts_of), 1):
+    for number, course in enumerate(continued_by_draw(initial, run_ms, starts_of), 1):
         starts.append(course.start_ms)
         ends.append(course.end_ms)
         events += course.events

@@ -34,7 +34,7 @@ from brim.agent.protocol import (
 )
 from brim.gang.codec import ProtocolError
 from brim.live.engine_thread import EngineThread
-from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Device, Input, Progress, Saw
+from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, AttemptReported, Device, Input, Progress
 from brim.live.nodes import Dispatch
 
 LOG: Final = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class AgentConnections:
         now_ms = self._now_ms()
         match report:
             case AttemptSeen():
-                return Saw(at_ms=now_ms, uid=uid, seen=report, unread_ms=self._unread_ms(report.told_ms))
+                return AttemptReported(at_ms=now_ms, uid=uid, seen=report, unread_ms=self._unread_ms(report.told_ms))
             case AttemptProgress():
                 return Progress(at_ms=now_ms, uid=uid, progress=report)
             case DeviceSeen():

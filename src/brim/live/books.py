@@ -26,8 +26,8 @@ from brim.live.records import AttemptRecord, JobRecord, JobStatus
 from brim.live.requests import NONE
 from brim.units import MS_PER_S
 
-_FATES: Final[tuple[JobStatus | None, ...]] = (None, "finished", "failed", "cancelled")
-_FATE_OF: Final[dict[Kind, int]] = {Kind.FINISHED: 1, Kind.GAVE_UP: 2, Kind.REJECT: 2, Kind.CANCELLED: 3}
+_END_STATES: Final[tuple[JobStatus | None, ...]] = (None, "finished", "failed", "cancelled")
+_END_STATE_OF: Final[dict[Kind, int]] = {Kind.FINISHED: 1, Kind.GAVE_UP: 2, Kind.REJECT: 2, Kind.CANCELLED: 3}
 _STRENGTH: Final = ("", EXCHANGED, "down", PREEMPTED, REQUEUED, TIME_LIMIT, CANCELLED)
 """Reasons to stop an attempt, weakest first: a stronger one replaces a weaker one."""
 _CALLED_OFF_MAX: Final = 1_000
@@ -65,34 +65,34 @@ class Books:
         self.users_changed: set[int] = set()
         self._timers: list[tuple[int, str, int]] = []  # a heap of what is due when: (time, what, job or user)
         self._timers_set: dict[tuple[str, int], int] = {}  # what is due when; the others in the heap were called off
-        self._fates = bytearray()  # how each job ended, by id: an index of ``_FATES``
+        self._end_states = bytearray()  # how each job ended, by id: an index of ``_END_STATES``
         self._waiting_for: dict[int, set[int]] = {}  # jobs that wait for a job to end
 
     # -- restart ---------------------------------------------------------------------------------------------------
 
     def save(self) -> bytes:
         """Return what ``fold`` can begin from instead of the first line of the journal."""
-        return self.scheduler.save({"fates": base64.b64encode(self._fates).decode()})
+        return self.scheduler.save({"fates": base64.b64encode(self._end_states).decode()})
 
     def fold(self, saved: bytes | None, lines: Iterable[str]) -> None:
         """Bring the engine to where an earlier controller left it, and recall how jobs ended."""
         if saved is not None:
-            self._fates = bytearray(base64.b64decode(self.scheduler.restore(saved)["fates"]))
+            self._end_states = bytearray(base64.b64decode(self.scheduler.restore(saved)["fates"]))
         lines = list(lines)
         recover(lines, self.scheduler)
         for line in lines:
             self._note_fates(json.loads(line))
 
     def _note_fates(self, record: dict[str, Any]) -> None:
-        if "e" in record and Kind[record["e"]] in _FATE_OF:
-            self._set_fate(record["job"], Kind[record["e"]])
+        if "e" in record and Kind[record["e"]] in _END_STATE_OF:
+            self._set_end_state(record["job"], Kind[record["e"]])
         for action in record.get("d", ()):
             if action["do"] == "reject":
-                self._set_fate(action["job"], Kind.REJECT)
+                self._set_end_state(action["job"], Kind.REJECT)
 
     # -- records ---------------------------------------------------------------------------------------------------
 
-    def tell(self, kind: Kind, job: int, report: Report | None = None, setting: Setting | None = None) -> None:
+    def observe(self, kind: Kind, job: int, report: Report | None = None, setting: Setting | None = None) -> None:
         """Book an event of a job, now."""
         self.scheduler.observe(Event(self.now_ms, kind, job, report=report, setting=setting))
         self.dirty.add(job)
@@ -122,7 +122,7 @@ class Books:
             return
         self.put(job, holds=(*record.holds, hold), reason=reason)
         if self.scheduler.state.phase(job) is Phase.PENDING:
-            self.tell(Kind.HELD, job)
+            self.observe(Kind.HELD, job)
 
     def drop_hold(self, job: int, hold: str) -> None:
         """Take one hold off a job; without any it waits for devices."""
@@ -132,14 +132,14 @@ class Books:
         left = tuple(each for each in record.holds if each != hold)
         self.put(job, holds=left, reason=holds.because(left))
         if not left and self.scheduler.state.phase(job) is Phase.HELD:
-            self.tell(Kind.ELIGIBLE, job)
+            self.observe(Kind.ELIGIBLE, job)
 
     # -- stops and ends --------------------------------------------------------------------------------------------
 
     def stop(self, job: int, reason: str) -> None:
         """Stop a job's attempt: its devices count as free, and are given on when it has left them."""
         if self.scheduler.state.phase(job) in (Phase.STARTING, Phase.RUNNING):
-            self.tell(Kind.PREEMPT, job)
+            self.observe(Kind.PREEMPT, job)
         self.announce(job, reason)
 
     def announce(self, job: int, reason: str) -> None:
@@ -158,18 +158,18 @@ class Books:
 
     def finish(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE, ended_ms: int = NONE) -> None:
         """Book the event with which a job ends, and end it."""
-        self.tell(verdict.kind, job)
-        self.bury(job, verdict, exit_code, ended_ms)
+        self.observe(verdict.kind, job)
+        self.close_record(job, verdict, exit_code, ended_ms)
 
-    def bury(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE, ended_ms: int = NONE) -> None:
-        """A job has ended: its record is final, and those who wait for it hear of it."""
+    def close_record(self, job: int, verdict: AttemptVerdict, exit_code: int = NONE, ended_ms: int = NONE) -> None:
+        """End a job: its record is final, and jobs that wait for it lose a hold, or get another."""
         if verdict.state is None:
             raise InvariantError(f"job {job} ends without a state")
         record = self.put(
             job, state=verdict.state, reason=verdict.reason, exit_code=exit_code, holds=(), devices=(),
             ended_ms=self.now_ms if ended_ms == NONE else ended_ms,
         )
-        self._set_fate(job, verdict.kind)
+        self._set_end_state(job, verdict.kind)
         self._call_off(job)
         del self.jobs[job]
         self.dirty.discard(job)
@@ -184,19 +184,19 @@ class Books:
             self._waiting_for.get(other, set()).discard(job)
         for other in sorted(self._waiting_for.pop(job, ())):
             request = self.jobs[other].request
-            if hold := holds.after_ended(request, job, self.fate(job) or "failed"):
+            if hold := holds.after_ended(request, job, self.end_state(job) or "failed"):
                 to = " to fail" if job in request.after_not_ok else ""
                 self.add_hold(other, hold, f"it waits for job {job}{to}, which has ended as {verdict.state}")
             self.drop_hold(other, holds.after(job))
 
-    def fate(self, job: int) -> JobStatus | None:
+    def end_state(self, job: int) -> JobStatus | None:
         """How a job has ended: ``finished``, ``cancelled`` or, for all else, ``failed``; None if it has not."""
-        return _FATES[self._fates[job]] if 0 <= job < len(self._fates) else None
+        return _END_STATES[self._end_states[job]] if 0 <= job < len(self._end_states) else None
 
-    def _set_fate(self, job: int, kind: Kind) -> None:
-        if job >= len(self._fates):
-            self._fates.extend(bytes(job + 1 - len(self._fates)))
-        self._fates[job] = _FATE_OF[kind]
+    def _set_end_state(self, job: int, kind: Kind) -> None:
+        if job >= len(self._end_states):
+            self._end_states.extend(bytes(job + 1 - len(self._end_states)))
+        self._end_states[job] = _END_STATE_OF[kind]
 
     def index(self, job: JobRecord) -> None:
         """Make a job findable by what it waits for and by its array, and set its timers."""
@@ -217,17 +217,17 @@ class Books:
             self.arrays_changed.add(job.array)
 
     def end_of(self, job: int) -> JobStatus | None:
-        """See ``fate``.
+        """See ``end_state``.
 
         Raises:
             LookupError: there never was such a job.
         """
         if job in self.jobs:
             return None
-        fate = self.fate(job)
-        if fate is None:
+        end_state = self.end_state(job)
+        if end_state is None:
             raise LookupError(job)
-        return fate
+        return end_state
 
     # -- what is due -----------------------------------------------------------------------------------------------
 

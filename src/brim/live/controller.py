@@ -68,6 +68,7 @@ from brim.live.inputs import (
     AgentJoined,
     AgentLost,
     AgentSynced,
+    AttemptReported,
     Cancel,
     Device,
     Hold,
@@ -76,7 +77,6 @@ from brim.live.inputs import (
     Progress,
     Release,
     Requeue,
-    Saw,
     Submit,
     Vacated,
 )
@@ -252,8 +252,8 @@ class Controller:
             for action in one.plan.actions:
                 self._carry_out(action)
         for job in [action.job for one in result.rounds for action in one.plan.actions if isinstance(action, Reject)]:
-            self.books.now_ms = self._horizon_ms  # who waits for it hears of it after these rounds
-            self.books.bury(job, AttemptVerdict(
+            self.books.now_ms = self._horizon_ms  # jobs that wait for it change after these rounds
+            self.books.close_record(job, AttemptVerdict(
                 kind=Kind.REJECT, state="failed", reason=f"policy {self.scheduler.policy.name} has rejected it",
             ))
         self._reconciler.settle_all()
@@ -388,7 +388,7 @@ class Controller:
     @_handle.register
     def _submit(self, given: Submit) -> None:
         job, state = given.job, self.scheduler.state
-        if job.id in self.jobs or self.books.fate(job.id) is not None:
+        if job.id in self.jobs or self.books.end_state(job.id) is not None:
             return
         begins = bool(job.request.begin_s) and holds.cluster_ms(job, job.request.begin_s) > self.books.now_ms
         held = holds.first_holds(
@@ -464,7 +464,7 @@ class Controller:
         self.books.timer(self.books.now_ms + PATIENCE_MS, "absent", given.uid)
 
     @_handle.register
-    def _see(self, given: Saw) -> None:
+    def _see(self, given: AttemptReported) -> None:
         seen, uid = given.seen, given.uid
         attempt = self.ledger.of(seen.job)
         if attempt is None or (attempt.number, attempt.uid) != (seen.attempt, uid) or attempt.state == "waiting":
@@ -490,9 +490,9 @@ class Controller:
         if samples and seen.job not in self._analyses:
             self._analyses.add(seen.job)
             report = Report(samples_done=self.jobs[seen.job].samples_done or 0.0, samples_per_s=0.0, seen=samples)
-            self.books.tell(Kind.REPORTED, seen.job, report=report)
+            self.books.observe(Kind.REPORTED, seen.job, report=report)
 
-    def _attempt_seen(self, attempt: AttemptRecord, given: Saw) -> None:
+    def _attempt_seen(self, attempt: AttemptRecord, given: AttemptReported) -> None:
         """A living attempt: note its state, the devices it has left, and whether it makes progress."""
         seen = given.seen
         job, state, was = attempt.job, self.scheduler.state, attempt
@@ -527,18 +527,18 @@ class Controller:
         if not self._has_to_leave(job):  # what is revoked later has a grace of its own
             self.books.call_off("revoked", job)
         if started:
-            self.books.tell(Kind.STARTED, job)
+            self.books.observe(Kind.STARTED, job)
         if attempt.begin_ms != NONE and state.phase(job) in (Phase.STARTING, Phase.RUNNING):
             self.books.limit_timer(self.jobs[job])
 
-    def _begin_ms(self, attempt: AttemptRecord, given: Saw) -> int:
+    def _begin_ms(self, attempt: AttemptRecord, given: AttemptReported) -> int:
         """When its processes began to exist; never before it was decided, whatever its agent says."""
         seen, told_ms = given.seen, self.books.now_ms - given.unread_ms
         if attempt.begin_ms == NONE and seen.started_ms_ago != NONE:
             return max(attempt.decided_ms, told_ms - max(seen.started_ms_ago, 0))
         return self.books.now_ms if attempt.begin_ms == NONE and seen.state == RUNNING else attempt.begin_ms
 
-    def _end_ms(self, attempt: AttemptRecord, given: Saw) -> int:
+    def _end_ms(self, attempt: AttemptRecord, given: AttemptReported) -> int:
         """When its processes were gone.
 
         With a connected agent: when it told so. After an absence: when it says, if it knows, but not before the
@@ -583,7 +583,7 @@ class Controller:
             return
         report = self._slowdowns.judged(report, attempt, self.scheduler.state, self.books.now_ms)
         report = replace(report, slowdown_ratio=min(report.slowdown_ratio, SLOWDOWN_MAX))  # NaN stays NaN
-        self.books.tell(Kind.REPORTED, job.id, report=report)
+        self.books.observe(Kind.REPORTED, job.id, report=report)
         done, total = report.samples_done, sound(said.total) or job.samples_total
         lost_gpu_s, again = job.lost_gpu_s, job.samples_again
         if attempt.samples_first_ms == NONE:  # the attempt before had done more
@@ -723,8 +723,8 @@ class Controller:
             return
         setting = self._kept_for(attempt)
         if self.scheduler.state.phase(job.id) is Phase.STARTING and verdict.kind is Kind.STOPPED:
-            self.books.tell(Kind.PREEMPT, job.id)
-        self.books.tell(verdict.kind, job.id)
+            self.books.observe(Kind.PREEMPT, job.id)
+        self.books.observe(verdict.kind, job.id)
         if setting is not None and verdict.kind is Kind.STOPPED:
             self._go_on(job.id, setting)
             return
@@ -732,7 +732,7 @@ class Controller:
         reasons = (verdict.reason, pause, holds.because(held))
         self.books.put(job.id, reason="; ".join(reason for reason in reasons if reason))
         if held:
-            self.books.tell(Kind.HELD, job.id)
+            self.books.observe(Kind.HELD, job.id)
 
     def _kept_for(self, attempt: AttemptRecord) -> Setting | None:
         """What is kept for a job while it is exchanged: nobody else can be granted it before the job goes on."""
@@ -745,7 +745,7 @@ class Controller:
 
         The engine hears of a stop and a start, with no round between them.
         """
-        self.books.tell(Kind.START, job, setting=setting)
+        self.books.observe(Kind.START, job, setting=setting)
         self._begin_attempt(job, self.scheduler.state.attempt(job), self.scheduler.state.sequence(job), setting)
 
     def _begin_attempt(self, job: int, number: int, sequence: int, setting: Setting) -> None:

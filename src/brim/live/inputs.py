@@ -91,7 +91,7 @@ class AgentLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saw:
+class AttemptReported:
     """The agent of a user told of an attempt; the controller's process was suspended for ``unread_ms`` since then."""
 
     at_ms: int
@@ -129,7 +129,7 @@ class Vacated:
 
 JobInput: TypeAlias = Submit | Cancel | Hold | Release | Requeue
 """Inputs that are in the inbox of the store."""
-Input: TypeAlias = JobInput | AgentJoined | AgentSynced | AgentLost | Saw | Progress | Device | Vacated
+Input: TypeAlias = JobInput | AgentJoined | AgentSynced | AgentLost | AttemptReported | Progress | Device | Vacated
 VERBS: Final[dict[str, type[Cancel | Hold | Release | Requeue]]] = {
     "cancel": Cancel, "hold": Hold, "release": Release, "requeue": Requeue,
 }

@@ -197,14 +197,14 @@ class _Done(NamedTuple):
     samples: float
 
 
-class _Given(NamedTuple):
+class _DeviceGrant(NamedTuple):
     """Devices that a job was given, as of the time at which the round that decided it began."""
 
     at_ms: int
     devices: tuple[int, ...]
 
 
-class _Told(NamedTuple):
+class _SpeedReport(NamedTuple):
     """One report of step times."""
 
     gpus: int
@@ -233,15 +233,15 @@ class _Journal:
     """
 
     ready_ms: Mapping[int, int]
-    given: Mapping[int, list[list[_Given]]]
-    told: Mapping[int, list[_Told]]
+    given: Mapping[int, list[list[_DeviceGrant]]]
+    told: Mapping[int, list[_SpeedReport]]
     done: Mapping[int, _Done]
 
     @classmethod
     def of(cls, lines: Iterable[str], ranks_on_cpu: Mapping[int, int]) -> _Journal:
         ready_ms: dict[int, int] = {}
-        given: dict[int, list[list[_Given]]] = {}
-        told: dict[int, list[_Told]] = {}
+        given: dict[int, list[list[_DeviceGrant]]] = {}
+        told: dict[int, list[_SpeedReport]] = {}
         done: dict[int, _Done] = {}
         for line in lines:
             record = json.loads(line)
@@ -252,18 +252,18 @@ class _Journal:
                     done[record["job"]] = _Done(record["t"], record["report"]["samples_done"])
                 for _, gpus, local_batch, step_s, _ in record["report"]["seen"]:
                     batch = (gpus or ranks_on_cpu.get(record["job"], 1)) * local_batch
-                    told.setdefault(record["job"], []).append(_Told(gpus, batch, batch / step_s))
+                    told.setdefault(record["job"], []).append(_SpeedReport(gpus, batch, batch / step_s))
             exchanged = [record | {"do": "start"}] if record.get("e") == "START" else []
             for one in (*exchanged, *(action for action in record.get("d", ()) if action["do"] in ("start", "resize"))):
                 of_job = given.setdefault(one["job"], [[]])
                 if one["do"] == "start":
                     of_job.append([])
                 devices = tuple(rank[1] for rank in one["setting"]["ranks"] if rank[1] >= 0)
-                of_job[-1].append(_Given(record["t"], devices))
+                of_job[-1].append(_DeviceGrant(record["t"], devices))
         return cls(ready_ms, given, told, done)
 
 
-def _samples(last: _Done, told: _Told, end_ms: int) -> float:
+def _samples(last: _Done, told: _SpeedReport, end_ms: int) -> float:
     """Samples of a job by its end: at its last speed since its last report."""
     return last.samples + (end_ms - last.at_ms) / MS_PER_S * told.per_s
 
@@ -296,7 +296,7 @@ def _recorded(attempt: AttemptRecord, granted_ms: int, events: _Journal, now_ms:
 
 
 def _holdings(
-    attempt: AttemptRecord, given: Sequence[Sequence[_Given]], granted_ms: int, end_ms: int
+    attempt: AttemptRecord, given: Sequence[Sequence[_DeviceGrant]], granted_ms: int, end_ms: int
 ) -> tuple[Holding, ...]:
     """Devices of an attempt: those of each decision about it, and before the first that is known those of its end.
 
@@ -306,8 +306,8 @@ def _holdings(
     own = next((turn for turn in reversed(started) if turn[0].at_ms <= attempt.decided_ms), before)
     if attempt.stop_reason == EXCHANGED:  # the last before its stop, and later ones, are of the next attempt
         own = [one for one in own if one.at_ms <= attempt.stop_ms][:-1]
-    own = [_Given(max(one.at_ms, granted_ms), one.devices) for one in own if one.at_ms < end_ms]
+    own = [_DeviceGrant(max(one.at_ms, granted_ms), one.devices) for one in own if one.at_ms < end_ms]
     if not own or own[0].at_ms > granted_ms:
-        own.insert(0, _Given(granted_ms, tuple(device for device in attempt.devices if device != ON_CPU)))
+        own.insert(0, _DeviceGrant(granted_ms, tuple(device for device in attempt.devices if device != ON_CPU)))
     ends = [*(one.at_ms for one in own[1:]), end_ms]
     return tuple(Holding(one.at_ms, until_ms, one.devices) for one, until_ms in zip(own, ends, strict=True))

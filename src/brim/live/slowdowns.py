@@ -2,7 +2,7 @@
 
 A step time beside neighbours is compared with that alone which the engine knows, on as many devices at the same batch,
 of the job or another of its model: it comes from the journal, and survives a restart of the controller. Nothing is
-said while the company is new: the times that are reported are means, of which a part was spent in the company before.
+said while the co-location is new: reported times are means, of which a part was spent in the one before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LATE_S: Final = 5.0
 """Time that a measurement needs from a rank to the controller, at most. Ours: agents look every second."""
 
 
-class _Company(NamedTuple):
+class _Colocation(NamedTuple):
     """The attempts with which one shares devices, and since when."""
 
     others: frozenset[tuple[int, int]]
@@ -31,7 +31,7 @@ class _Company(NamedTuple):
 
 
 def settled_ms(step_s: float) -> float:
-    """Time in the same company after which a step time that is reported is of it alone.
+    """Time in the same co-location after which a step time that is reported is of it alone.
 
     The mean in which it began covers at most the time between two and one step; it is told until the next one is.
     """
@@ -39,7 +39,7 @@ def settled_ms(step_s: float) -> float:
 
 
 class StepSlowdowns:
-    """Who is beside whom, and since when. A restart of the controller forgets it: every company is new then.
+    """Who is beside whom, and since when. A restart of the controller forgets it: every co-location is new then.
 
     Args:
         ledger: The attempts.
@@ -47,7 +47,7 @@ class StepSlowdowns:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._company: dict[int, _Company] = {}
+        self._colocation: dict[int, _Colocation] = {}
         self._told: dict[int, tuple[Sample, ...]] = {}  # the step times that the engine was told last
 
     def judged(self, report: Report, attempt: AttemptRecord, state: ClusterState, now_ms: int) -> Report:
@@ -67,15 +67,15 @@ class StepSlowdowns:
             for other in self._ledger.jobs_on(device) - {attempt.job}
             if (found := self._ledger.of(other)) is not None
         )
-        company = self._company.get(attempt.job)
-        if company is None or company.others != others:
-            always_alone = not others and company is None and attempt.samples_first_ms == NONE
+        colocation = self._colocation.get(attempt.job)
+        if colocation is None or colocation.others != others:
+            always_alone = not others and colocation is None and attempt.samples_first_ms == NONE
             since_ms = -math.inf if always_alone else now_ms
-            company = self._company[attempt.job] = _Company(others, since_ms)
+            colocation = self._colocation[attempt.job] = _Colocation(others, since_ms)
         if not report.seen:
             return report
         [steps] = report.seen
-        is_settled = now_ms - company.since_ms >= settled_ms(steps.step_s)
+        is_settled = now_ms - colocation.since_ms >= settled_ms(steps.step_s)
         if is_settled and not others:
             told, self._told[attempt.job] = self._told.get(attempt.job), report.seen
             return replace(report, seen=(), batch=NONE) if report.seen == told else report
@@ -86,5 +86,5 @@ class StepSlowdowns:
 
     def forget(self, job: int) -> None:
         """An attempt of a job has ended."""
-        self._company.pop(job, None)
+        self._colocation.pop(job, None)
         self._told.pop(job, None)

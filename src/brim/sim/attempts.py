@@ -22,7 +22,7 @@ from brim.sim.record import Record
 from brim.sim.sleepers import Sleepers
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
-from brim.sim.truths.truth import Company, NodeCompany, Pace, SharesNodes, Truth
+from brim.sim.truths.truth import Colocation, NodeColocation, Pace, SharesNodes, Truth
 from brim.units import WHOLE_GPU
 
 
@@ -291,14 +291,15 @@ class Attempts:
         neighbours = self._beside(gpus, job) if self._truth.contended else ()
         on_nodes = self._on_nodes(setting, job) if self._shares_nodes else ()
         ranks = setting.ranks if len(setting.ranks) > len(gpus) else ()
-        company = Company(setting.share_milli, neighbours, setting.loader_workers, self._met[job], on_nodes, ranks)
-        return self._truth.pace(job, self._done[job], nodes, setting.batch, company)
+        workers, met = setting.loader_workers, self._met[job]
+        colocation = Colocation(setting.share_milli, neighbours, workers, met, on_nodes, ranks)
+        return self._truth.pace(job, self._done[job], nodes, setting.batch, colocation)
 
-    def _on_nodes(self, setting: Setting, but: int) -> tuple[NodeCompany, ...]:
+    def _on_nodes(self, setting: Setting, but: int) -> tuple[NodeColocation, ...]:
         """Who else has ranks on the nodes of a setting."""
         mates = [(job, self.running[job].setting) for job in self._mates(setting.nodes, but)]
         return tuple(
-            NodeCompany(node, _ranks_on(setting, node), tuple(
+            NodeColocation(node, _ranks_on(setting, node), tuple(
                 (job, ranks, other.loader_workers) for job, other in mates if (ranks := _ranks_on(other, node))
             ))
             for node in setting.nodes

@@ -32,7 +32,7 @@ from brim.sim.sleepers import Sleepers
 from brim.sim.stall_detector import StallDetector
 from brim.sim.timeline import Timeline
 from brim.sim.truths.rigid import Rigid
-from brim.sim.truths.truth import ALONE, Company, Pace
+from brim.sim.truths.truth import ALONE, Colocation, Pace
 from brim.units import MS_PER_DAY
 
 STRETCHES_MAX: Final = 4
@@ -60,7 +60,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outset:
+class InitialState:
     """What a continuation begins from; rows are jobs by their ids in the scheduler, 0 to J - 1.
 
     Attributes:
@@ -87,7 +87,7 @@ class Outset:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class JobTimes:
     """What happened to each job: when it next began to hold GPUs, and when it ended; NONE for never (J,).
 
     ``events`` is how long it took, in events and rounds of the general loop.
@@ -98,46 +98,46 @@ class Course:
     events: int
 
 
-def courses(
-    outset: Outset, drawn: Iterable[Sequence[int]], starts_of: Collection[int] | None = None
-) -> Iterator[Course]:
+def continued_by_draw(
+    initial: InitialState, drawn: Iterable[Sequence[int]], starts_of: Collection[int] | None = None
+) -> Iterator[JobTimes]:
     """Continue, for each draw of run times, until every job has ended, or for a bounded number of events.
 
     In the compiled loop where it implements what decides (``sim/compiled/continuation``), else in the general one.
 
     Args:
-        outset: What to begin from.
+        initial: What to begin from.
         drawn: Whole run time of each job in ms, above what it has run already (J,), of each draw.
         starts_of: Rows of jobs of which only the next start is asked for: it ends when all of them have GPUs.
 
     Raises:
         PlanError: the policy wants something impossible.
     """
-    compiled, until_ms = None, outset.now_ms + HORIZON_MS
-    if not (outset.waits or outset.begin_ms or outset.limits or outset.leaving):
-        compiled = Continuation.of(outset.scheduler, outset.overheads, outset.now_ms)
+    compiled, until_ms = None, initial.now_ms + HORIZON_MS
+    if not (initial.waits or initial.begin_ms or initial.limits or initial.leaving):
+        compiled = Continuation.of(initial.scheduler, initial.overheads, initial.now_ms)
     for run_ms in drawn:
         if compiled is None:
-            yield continued(outset, run_ms, starts_of)
+            yield continued(initial, run_ms, starts_of)
         else:
             start_ms, end_ms, events = compiled.course(run_ms, starts_of, until_ms, COMPILED_EVENTS_MAX)
-            yield Course(start_ms, end_ms, events // COMPILED_SPEEDUP)
+            yield JobTimes(start_ms, end_ms, events // COMPILED_SPEEDUP)
 
 
-def continued(outset: Outset, run_ms: Sequence[int], starts_of: Collection[int] | None = None) -> Course:
-    """Continue in the general loop; see ``courses``.
+def continued(initial: InitialState, run_ms: Sequence[int], starts_of: Collection[int] | None = None) -> JobTimes:
+    """Continue in the general loop; see ``continued_by_draw``.
 
     Args:
-        outset: What to begin from.
+        initial: What to begin from.
         run_ms: Whole run time of each job in ms, above what it has run already.
         starts_of: Rows of jobs of which only the next start is asked for: it ends when all of them have GPUs.
 
     Raises:
         PlanError: the policy wants something impossible.
     """
-    scheduler, specs, total = outset.scheduler.copy(), outset.specs, len(outset.specs)
-    stop_ms = {row: scheduler.state.run_ms(row, outset.now_ms) + max(outset.overheads.save_ms, 1)
-               for row in outset.leaving}
+    scheduler, specs, total = initial.scheduler.copy(), initial.specs, len(initial.specs)
+    stop_ms = {row: scheduler.state.run_ms(row, initial.now_ms) + max(initial.overheads.save_ms, 1)
+               for row in initial.leaving}
     run_ms = [stop_ms.get(row, time_ms) for row, time_ms in enumerate(run_ms)]
     trace = trace_of(
         name="the queue", format="live", job_id=[str(row) for row in range(total)], submit_ms=[0] * total,
@@ -145,17 +145,17 @@ def continued(outset: Outset, run_ms: Sequence[int], starts_of: Collection[int] 
     )
     cluster, policy, state = scheduler.state.cluster, scheduler.policy, scheduler.state
     holding = [row for row in range(total) if state.phase(row) is not Phase.HELD]
-    timeline, record, truth = _LimitedTimeline(trace, outset.limits, holding), Record(total), _Believed(trace, outset)
-    stall_detector = StallDetector(trace, policy.name, outset.overheads, Faults(), record)
+    timeline, record, truth = _LimitedTimeline(trace, initial.limits, holding), Record(total), _Believed(trace, initial)
+    stall_detector = StallDetector(trace, policy.name, initial.overheads, Faults(), record)
     sleepers = Sleepers(cluster.num_nodes, None, timeline, record)
     attempts = Attempts(
-        cluster, specs, truth, outset.overheads.checkpoint_ms, timeline, record, stall_detector, sleepers
+        cluster, specs, truth, initial.overheads.checkpoint_ms, timeline, record, stall_detector, sleepers
     )
     injector = FaultInjector(cluster, Faults(), 0, attempts, timeline, record, sleepers)
     executor = PlanExecutor(
-        policy, specs, truth, outset.overheads, attempts, injector, timeline, record, stall_detector, sleepers
+        policy, specs, truth, initial.overheads, attempts, injector, timeline, record, stall_detector, sleepers
     )
-    _resume(outset, scheduler, timeline, attempts, record)
+    _resume(initial, scheduler, timeline, attempts, record)
     loop = Loop(trace, specs, scheduler, timeline, attempts, injector, executor, record, stall_detector, sleepers)
     stretches = 0
 
@@ -171,19 +171,21 @@ def continued(outset: Outset, run_ms: Sequence[int], starts_of: Collection[int] 
         unstarted.difference_update([row for row in unstarted if row in attempts.running])
         return not unstarted
 
-    runs = loop.run(goes_on, outset.now_ms + HORIZON_MS, None if unstarted is None else enough)["runs"]
+    runs = loop.run(goes_on, initial.now_ms + HORIZON_MS, None if unstarted is None else enough)["runs"]
     assert isinstance(runs, Runs)
     start_ms = np.full(total, NONE, dtype=np.int64)
     for row, attempt in attempts.running.items():
         start_ms[row] = attempt.begin_ms  # its run may have no length yet
     start_ms[runs.job[::-1]] = runs.start_ms[::-1]  # the first of each job is written last
-    return Course(start_ms, np.array(record.finish_ms, dtype=np.int64), stretches * PROGRESS_EVERY)
+    return JobTimes(start_ms, np.array(record.finish_ms, dtype=np.int64), stretches * PROGRESS_EVERY)
 
 
-def _resume(outset: Outset, scheduler: Scheduler, timeline: Timeline, attempts: Attempts, record: Record) -> None:
+def _resume(
+    initial: InitialState, scheduler: Scheduler, timeline: Timeline, attempts: Attempts, record: Record
+) -> None:
     """Put every job where it is."""
-    state, now_ms, overheads = scheduler.state, outset.now_ms, outset.overheads
-    for row in range(len(outset.specs)):
+    state, now_ms, overheads = scheduler.state, initial.now_ms, initial.overheads
+    for row in range(len(initial.specs)):
         phase, setting = state.phase(row), state.setting(row)
         if state.attempt(row):
             record.first_start_ms[row] = 0  # another start costs a restart
@@ -194,27 +196,27 @@ def _resume(outset: Outset, scheduler: Scheduler, timeline: Timeline, attempts: 
                 from_ms += max(overheads.start_ms if state.attempt(row) == 1 else overheads.restart_ms, 1)
             action = Start(row, state.attempt(row), state.sequence(row), setting)
             attempts.resume(action, from_ms, now_ms)
-        elif phase is Phase.STOPPING and row in outset.leaving and setting is not None:
+        elif phase is Phase.STOPPING and row in initial.leaving and setting is not None:
             action = Start(row, state.attempt(row), state.sequence(row), setting)
             attempts.resume(action, now_ms, now_ms)
         elif phase is Phase.STOPPING:
             timeline.push(now_ms + overheads.save_ms, Kind.STOPPED, row, state.attempt(row))
-    for row, others in outset.waits.items():
+    for row, others in initial.waits.items():
         timeline.wait_for(row, others)
-    for row, begin_ms in outset.begin_ms.items():
+    for row, begin_ms in initial.begin_ms.items():
         timeline.push(max(begin_ms, now_ms), Kind.ELIGIBLE, row)
 
 
 class _Believed(Rigid):
     """The given run times, and how much faster or slower elastic jobs are believed to be on other numbers of GPUs."""
 
-    def __init__(self, trace: Trace, outset: Outset) -> None:
+    def __init__(self, trace: Trace, initial: InitialState) -> None:
         super().__init__(trace)
-        self._speedups = {row: speedup.tolist() for row, speedup in outset.speedups.items()}
+        self._speedups = {row: speedup.tolist() for row, speedup in initial.speedups.items()}
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``."""
-        pace, speedup = super().pace(job, done, nodes, batch, company), self._speedups.get(job)
+        pace, speedup = super().pace(job, done, nodes, batch, colocation), self._speedups.get(job)
         return pace if speedup is None else pace._replace(per_ms=speedup[min(sum(nodes), len(speedup) - 1)])
 
 

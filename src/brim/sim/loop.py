@@ -12,7 +12,7 @@ import numpy as np
 from brim.core.actions import Start
 from brim.core.checks import check_snapshot
 from brim.core.events import Event, JobSpec, Kind
-from brim.core.reasons import SHARES, Why
+from brim.core.reasons import SHARES, Reason
 from brim.core.trace import NONE, Trace
 from brim.engine.advance import advance
 from brim.engine.round import RoundResult
@@ -116,7 +116,7 @@ class Loop:
         if np.isin(result.why, SHARES).any():
             why_of = dict(zip(result.job.tolist(), result.why.tolist(), strict=True))
             started = (why_of[action.job] for action in result.plan if isinstance(action, Start))
-            self._record.shared_by.update(Why(why) for why in started if why in SHARES)
+            self._record.shared_by.update(Reason(why) for why in started if why in SHARES)
 
     def _advance(self, now_ms: int) -> None:
         """Give the engine what has happened; no round is due before, because events are taken in order of time."""

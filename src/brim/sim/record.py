@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from brim.core.arrays import frozen
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.replay import Runs, Sleeps
 from brim.core.trace import NONE
 from brim.units import WHOLE_GPU
@@ -26,7 +26,7 @@ class Record:
     def __init__(self, jobs: int) -> None:
         self.ended = 0
         self.other_shares: set[int] = set()
-        self.shared_by: Counter[Why] = Counter()
+        self.shared_by: Counter[Reason] = Counter()
         self.first_start_ms, self.finish_ms, self.rejected_ms = ([NONE] * jobs for _ in range(3))
         self.service_gpu_ms, self.useful_gpu_ms, self.lost_gpu_ms = ([0] * jobs for _ in range(3))
         self.preemptions, self.restarts, self.resizes = ([0] * jobs for _ in range(3))

@@ -22,7 +22,7 @@ from brim.beliefs.work import TrueWork
 from brim.core.arrays import FloatArray
 from brim.core.cluster import Cluster
 from brim.core.power import PowerCurve
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.replay import Replay
 from brim.core.trace import NONE, Trace
 from brim.engine.journal import Journal
@@ -280,12 +280,12 @@ def _failures(trace: Trace, beliefs: Beliefs) -> tuple[str, ...]:
 
 
 _BASES: Final = {
-    Why.SHARES_BY_HISTORY: "what was observed of exactly such jobs", Why.SHARES_BY_PAIRS: "pairs of such jobs",
-    Why.SHARES_BY_DEMAND: "the utilisation of each, since such jobs were not observed",
+    Reason.SHARES_BY_HISTORY: "what was observed of exactly such jobs", Reason.SHARES_BY_PAIRS: "pairs of such jobs",
+    Reason.SHARES_BY_DEMAND: "the utilisation of each, since such jobs were not observed",
 }
 
 
-def _bases(started: Mapping[Why, int]) -> tuple[str, ...]:
+def _bases(started: Mapping[Reason, int]) -> tuple[str, ...]:
     """A sentence about the jobs that were started beside others, and on what basis."""
     if not started:
         return ()

@@ -18,7 +18,7 @@ from brim.core.trace import NONE, Trace
 from brim.policies.order.arrival import Arrival
 from brim.policies.presets import PRESETS
 from brim.policies.sockets import Policy, Sizes
-from brim.sim.truths.truth import ALONE, Company, Pace
+from brim.sim.truths.truth import ALONE, Colocation, Pace
 from brim.testing.builders import Job, limits_of
 from brim.testing.free_lists import FreeLists, PlaceRequest, pairs_by_job
 
@@ -66,7 +66,7 @@ class ToyTruth:
         self.shortest_ms = frozen(np.zeros(len(trace), dtype=np.int64))
         self.least_gpu_ms = self.shortest_ms
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``."""
         each = self.work[job] // PARTS
         part = min(int(done // each), PARTS - 1)

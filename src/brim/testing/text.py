@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from brim.core.actions import Action, setting_in
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.replay import Replay
 from brim.core.snapshot import Snapshot
 from brim.core.trace import NONE, Trace
@@ -40,7 +40,7 @@ def show_memory(result: RoundResult) -> str:
 def show_reasons(result: RoundResult) -> str:
     """Describe why each job waits, and behind which job."""
     return ", ".join(
-        f"job {job} {Why(why).name}" + (f" behind job {blocker}" if blocker != NONE else "")
+        f"job {job} {Reason(why).name}" + (f" behind job {blocker}" if blocker != NONE else "")
         for job, why, blocker in zip(*(column.tolist() for column in result.reasons), strict=True)
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from brim.agent.protocol import VERSION, AgentHello, AttemptProgress, AttemptSeen
 from brim.core.cluster import parse_cluster
 from brim.live.controller import Controller
-from brim.live.inputs import AgentJoined, AgentSynced, Progress, Saw, Submit
+from brim.live.inputs import AgentJoined, AgentSynced, AttemptReported, Progress, Submit
 from brim.live.invariants import check_controller
 from brim.live.records import AttemptRecord, JobRecord
 from brim.live.slowdowns import settled_ms
@@ -57,7 +57,7 @@ class Desk:
     def join(self, uid: int = 1, *, seen: AttemptSeen | None = None) -> list:
         """The agent of a user connects, and knows at most one attempt."""
         hello = AgentHello(version=VERSION, user=f"u{uid}", boot_id="b", devices=("T4", "T4"))
-        told = [] if seen is None else [Saw(at_ms=self.now_ms, uid=uid, seen=seen)]
+        told = [] if seen is None else [AttemptReported(at_ms=self.now_ms, uid=uid, seen=seen)]
         return self.give(
             AgentJoined(at_ms=self.now_ms, uid=uid, hello=hello), *told, AgentSynced(at_ms=self.now_ms, uid=uid)
         )
@@ -71,7 +71,7 @@ class Desk:
         return self.give(Submit(inbox=job.id, at_ms=self.now_ms, job=job))
 
     def saw(self, job: int, state: str, *, attempt: int = 1, uid: int = 1, sequence: int = 99, **more) -> list:
-        return self.give(Saw(at_ms=self.now_ms, uid=uid, seen=AttemptSeen(
+        return self.give(AttemptReported(at_ms=self.now_ms, uid=uid, seen=AttemptSeen(
             job=job, attempt=attempt, sequence=sequence, state=state, **more
         )))
 

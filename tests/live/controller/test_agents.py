@@ -17,7 +17,7 @@ from brim.agent.protocol import (
     StopAttempt,
 )
 from brim.live.controller import PATIENCE_MS
-from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Device, Progress, Saw, Vacated
+from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, AttemptReported, Device, Progress, Vacated
 from brim.live.reconciliation import REPEAT_MS
 from tests.live.controller.desk import Desk, kinds
 
@@ -138,7 +138,7 @@ def returned(desk: Desk, state: str, **more) -> list:
     hello = AgentHello(version=VERSION, user="u1", boot_id="b", devices=("T4", "T4"))
     seen = AttemptSeen(job=1, attempt=1, sequence=99, state=state, **more)
     return desk.give(
-        AgentJoined(at_ms=desk.now_ms, uid=1, hello=hello), Saw(at_ms=desk.now_ms, uid=1, seen=seen),
+        AgentJoined(at_ms=desk.now_ms, uid=1, hello=hello), AttemptReported(at_ms=desk.now_ms, uid=1, seen=seen),
         AgentSynced(at_ms=desk.now_ms, uid=1),
     )
 

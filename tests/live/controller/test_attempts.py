@@ -22,7 +22,17 @@ from brim.agent.protocol import (
 from brim.live.back_off import PAUSE_MS
 from brim.live.controller import Controller
 from brim.live.ends import CRASH_MS
-from brim.live.inputs import AgentJoined, AgentLost, AgentSynced, Cancel, Progress, Release, Requeue, Saw, Submit
+from brim.live.inputs import (
+    AgentJoined,
+    AgentLost,
+    AgentSynced,
+    AttemptReported,
+    Cancel,
+    Progress,
+    Release,
+    Requeue,
+    Submit,
+)
 from brim.live.records import JobRecord
 from brim.policies.presets import find_policy
 from tests.live.controller.desk import FIFO, Desk, kinds
@@ -46,7 +56,7 @@ def test_a_job_that_ended_while_its_agent_was_away_is_not_charged_for_the_time_a
         job=1, attempt=1, sequence=99, state=ENDED, outcome="finished", exit_code=0, ended_ms_ago=ended_ms_ago
     )
     desk.give(*(
-        AgentJoined(at_ms=desk.now_ms, uid=1, hello=hello), Saw(at_ms=desk.now_ms, uid=1, seen=seen),
+        AgentJoined(at_ms=desk.now_ms, uid=1, hello=hello), AttemptReported(at_ms=desk.now_ms, uid=1, seen=seen),
         AgentSynced(at_ms=desk.now_ms, uid=1),
     ))
     assert (desk.state(1), desk.stored[1].ended_ms, desk.attempts[1, 1].end_ms) == ("finished", ended_ms, ended_ms)
@@ -69,7 +79,7 @@ def test_what_was_told_to_a_suspended_controller_was_so_when_it_was_told(unread_
     began_ms = desk.attempts[1, 1].begin_ms
     desk.now_ms = began_ms + 60_000
     seen = AttemptSeen(job=1, attempt=1, sequence=99, state=ENDED, outcome="finished", exit_code=0, ended_ms_ago=900)
-    desk.give(Saw(at_ms=desk.now_ms, uid=1, seen=seen, unread_ms=unread_ms))
+    desk.give(AttemptReported(at_ms=desk.now_ms, uid=1, seen=seen, unread_ms=unread_ms))
     assert desk.stored[1].ended_ms == desk.attempts[1, 1].end_ms == began_ms + ran_ms
 
 

@@ -18,7 +18,7 @@ from brim.engine.round import run_round
 from brim.errors import ConfigError
 from brim.policies.feed.exhaustive import Exhaustive, speeds
 from brim.policies.feed.shares import EqualPerJob, EqualPerRank, Fixed
-from brim.policies.feed.throughput import Seats, Throughput, by_gain, water_filling
+from brim.policies.feed.throughput import LoaderPlacement, Throughput, by_gain, water_filling
 from brim.policies.presets import PRESETS
 from brim.sim.twin import ReplaySettings, replay
 from brim.testing import check_policy, job, small_trace, snapshot_of
@@ -35,15 +35,15 @@ KINDS = {"light": LIGHT, "heavy": HEAVY, "gpu": GPU_ONLY, "serial": SERIAL}
 
 def seats_on_one_node(ranks, cores):
     jobs = len(ranks)
-    return Seats(np.arange(jobs), np.zeros(jobs, dtype=np.int64), np.array(ranks), np.arange(jobs + 1),
+    return LoaderPlacement(np.arange(jobs), np.zeros(jobs, dtype=np.int64), np.array(ranks), np.arange(jobs + 1),
                  np.array([cores]))
 
 
 def divided(rows, cores, ranks=None, part=None, disk=np.inf):
-    seats = seats_on_one_node(ranks or [1] * len(rows), cores)
+    placement = seats_on_one_node(ranks or [1] * len(rows), cores)
     fixed = np.full(len(rows), -1)
     part = part or Throughput()
-    return part.divide(np.arange(len(rows)), seats, np.array(rows), fixed, np.zeros_like(fixed), disk).tolist()
+    return part.divide(np.arange(len(rows)), placement, np.array(rows), fixed, np.zeros_like(fixed), disk).tolist()
 
 
 def workers_of(cluster, jobs, feed, believed=KINDS, **when):
@@ -75,8 +75,8 @@ def test_cores_go_where_they_bring_most(rows, cores, expected):
 def test_what_a_worker_for_each_of_many_ranks_brings_counts_as_a_whole():
     """Sixteen ranks that want seven cores each: the second worker doubles their speed, at 0.9 % of it per core."""
     starved = np.array((1987.0, 0.003588, 0.0, 0.0, 0.0, 6.0))
-    one, seats = np.zeros(1, dtype=np.int64), seats_on_one_node([16], 36)
-    assert by_gain(one, seats, starved[None], np.full(1, np.inf), one - 1, one, 0.01).tolist() == [2]
+    one, placement = np.zeros(1, dtype=np.int64), seats_on_one_node([16], 36)
+    assert by_gain(one, placement, starved[None], np.full(1, np.inf), one - 1, one, 0.01).tolist() == [2]
 
 
 def test_a_core_for_a_job_that_waits_for_storage_goes_to_another():
@@ -88,10 +88,10 @@ def test_a_core_for_a_job_that_waits_for_storage_goes_to_another():
 
 
 def test_storage_is_divided_by_water_filling():
-    seats = seats_on_one_node([1, 1, 2], 8)
-    given_ = water_filling(seats, np.array([10.0, 100.0, 100.0]), 100.0)
+    placement = seats_on_one_node([1, 1, 2], 8)
+    given_ = water_filling(placement, np.array([10.0, 100.0, 100.0]), 100.0)
     assert given_.tolist() == [np.inf, 45.0, 22.5]  # the small demand whole, the rest equal for two jobs
-    assert np.isinf(water_filling(seats, np.array([10.0, 20.0, 20.0]), 100.0)).all()
+    assert np.isinf(water_filling(placement, np.array([10.0, 20.0, 20.0]), 100.0)).all()
 
 
 rows_of = st.builds(
@@ -104,21 +104,21 @@ rows_of = st.builds(
 @given(rows=st.lists(rows_of, min_size=1, max_size=4), spare=st.integers(0, 6))
 def test_with_one_rank_each_no_division_of_the_cores_is_better_by_two_hundredths(rows, spare):
     cores = len(rows) + spare
-    seats = seats_on_one_node([1] * len(rows), cores)
+    placement = seats_on_one_node([1] * len(rows), cores)
     ours, best = (np.array(divided(rows, cores, part=part)) for part in (Throughput(), Exhaustive()))
     assert ours.sum() <= cores
-    mine, most = (speeds(seats, np.array(rows), each).sum() for each in (ours, best))
+    mine, most = (speeds(placement, np.array(rows), each).sum() for each in (ours, best))
     assert mine >= most - 0.01 * (cores - ours.sum()) - 1e-9  # what stays free would bring less than 1 % a core
     everything = replace(Throughput(), gain_min=0.0)
-    assert speeds(seats, np.array(rows), np.array(divided(rows, cores, part=everything))).sum() >= most - 1e-9
+    assert speeds(placement, np.array(rows), np.array(divided(rows, cores, part=everything))).sum() >= most - 1e-9
 
 
 def test_the_answer_does_not_depend_on_the_order_of_the_jobs():
     rows, ids, cores = [HEAVY, LIGHT, HEAVY, SERIAL], np.array([3, 5, 7, 9]), 7
-    seats, endless, free = seats_on_one_node([1] * 4, cores), np.full(4, np.inf), np.full(4, -1)
+    placement, endless, free = seats_on_one_node([1] * 4, cores), np.full(4, np.inf), np.full(4, -1)
     none = np.zeros_like(free)
-    there = by_gain(ids, seats, np.array(rows), endless, free, none, 0.01)
-    back = by_gain(ids[::-1].copy(), seats, np.array(rows[::-1]), endless, free, none, 0.01)
+    there = by_gain(ids, placement, np.array(rows), endless, free, none, 0.01)
+    back = by_gain(ids[::-1].copy(), placement, np.array(rows[::-1]), endless, free, none, 0.01)
     assert there.tolist() == back[::-1].tolist()
 
 
@@ -214,9 +214,10 @@ def test_two_thousand_jobs_are_fed_in_a_tenth_of_a_second():
     rng = np.random.default_rng(0)
     jobs, nodes = 2000, 250
     rows = np.array(list(KINDS.values()))[rng.integers(0, 4, jobs)]
-    seats = Seats(np.arange(jobs), np.arange(jobs) // 8, np.ones(jobs, dtype=np.int64), np.arange(jobs + 1),
-                  np.full(nodes, 88))
-    arguments = np.arange(jobs), seats, rows, np.full(jobs, -1), np.zeros(jobs, dtype=np.int64), 1e9
+    placement = LoaderPlacement(
+        np.arange(jobs), np.arange(jobs) // 8, np.ones(jobs, dtype=np.int64), np.arange(jobs + 1), np.full(nodes, 88)
+    )
+    arguments = np.arange(jobs), placement, rows, np.full(jobs, -1), np.zeros(jobs, dtype=np.int64), 1e9
     Throughput().divide(*arguments)
     began_s = time.process_time()
     for _ in range(5):

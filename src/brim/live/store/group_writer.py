@@ -166,7 +166,7 @@ class GroupWriter:
         self._unsure = None
         self._number += 1
         self.trouble = ""
-        _tell(group, outcomes)
+        _deliver(group, outcomes)
         self._copy_wal()
 
     def _opened(self) -> sqlite3.Connection:
@@ -177,7 +177,7 @@ class GroupWriter:
             self._number = int(connection.execute("SELECT number FROM last_group").fetchone()[0])
             unsure, self._unsure = self._unsure, None
             if unsure is not None and unsure.number == self._number:
-                _tell(unsure.group, unsure.outcomes)
+                _deliver(unsure.group, unsure.outcomes)
         return self._connection
 
     def _failed(self, group: list[Write], error: Exception) -> None:
@@ -195,7 +195,7 @@ class GroupWriter:
             _end_process(f"cannot write {database}: {error} ({getattr(error, 'sqlite_errorname', 'no code')})")
         refused = NotAcceptedError(f"{self.trouble}; nothing was accepted, try again later")
         self._kept = [waiting for waiting in group if waiting.keep]
-        _tell([waiting for waiting in group if not waiting.keep], _Failure(refused))
+        _deliver([waiting for waiting in group if not waiting.keep], _Failure(refused))
 
     def _shortage(self, code: int, error: Exception) -> str:
         """Why the volume takes nothing more; empty if that is not the reason."""
@@ -217,7 +217,7 @@ class GroupWriter:
 
     def _end(self) -> None:
         refused = NotAcceptedError(f"{self.trouble}; the store is closed, and this was not written")
-        _tell(self._kept, _Failure(refused))
+        _deliver(self._kept, _Failure(refused))
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -242,7 +242,7 @@ def _one(connection: sqlite3.Connection, work: Work[Any], moment: Moment) -> obj
     return outcome
 
 
-def _tell(group: list[Write], outcomes: list[Any] | _Failure) -> None:
+def _deliver(group: list[Write], outcomes: list[Any] | _Failure) -> None:
     """Give every caller its outcome, after ``then``; a caller that was told of a failure before keeps that."""
     for place, waiting in enumerate(group):
         outcome = outcomes if isinstance(outcomes, _Failure) else outcomes[place]

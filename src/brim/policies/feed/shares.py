@@ -15,7 +15,7 @@ from brim.core.arrays import IntArray
 from brim.core.snapshot import Snapshot
 from brim.core.sums import CORE_MILLI
 from brim.core.tables import Grants
-from brim.policies.feed.throughput import equal_share, fed, seats_of
+from brim.policies.feed.throughput import equal_share, fed, loader_placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class EqualPerJob:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
         """See ``Feed``."""
-        seats = seats_of(snapshot, grants)
-        jobs_N = np.maximum(np.bincount(seats.node, minlength=len(snapshot.nodes)), 1)
+        placement = loader_placement(snapshot, grants)
+        jobs_N = np.maximum(np.bincount(placement.node, minlength=len(snapshot.nodes)), 1)
         per_rank = np.full(len(snapshot.jobs), np.iinfo(np.int64).max)
-        np.minimum.at(per_rank, seats.job, (seats.cores // jobs_N)[seats.node] // seats.ranks)
-        return np.where(fed(snapshot, seats), per_rank, 0)
+        np.minimum.at(per_rank, placement.job, (placement.cores // jobs_N)[placement.node] // placement.ranks)
+        return np.where(fed(snapshot, placement), per_rank, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class EqualPerRank:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
         """See ``Feed``."""
-        seats = seats_of(snapshot, grants)
-        ranks_N = np.bincount(seats.node, weights=seats.ranks, minlength=len(snapshot.nodes)).astype(np.int64)
-        return np.where(fed(snapshot, seats), equal_share(seats, ranks_N), 0)
+        placement = loader_placement(snapshot, grants)
+        ranks_N = np.bincount(placement.node, weights=placement.ranks, minlength=len(snapshot.nodes)).astype(np.int64)
+        return np.where(fed(snapshot, placement), equal_share(placement, ranks_N), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Fixed:
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, grants: Grants) -> IntArray:
         """See ``Feed``."""
-        seats = seats_of(snapshot, grants)
-        cores = equal_share(seats._replace(cores=snapshot.nodes.cpu_milli // CORE_MILLI), np.ones_like(seats.cores))
-        return np.where(fed(snapshot, seats), np.minimum(self.workers, cores), 0)
+        placement = loader_placement(snapshot, grants)
+        every_core = placement._replace(cores=snapshot.nodes.cpu_milli // CORE_MILLI)
+        cores = equal_share(every_core, np.ones_like(placement.cores))
+        return np.where(fed(snapshot, placement), np.minimum(self.workers, cores), 0)

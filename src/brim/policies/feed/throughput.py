@@ -47,7 +47,7 @@ _MILLION: Final = 1_000_000
 _MIB: Final = 1 << 20
 
 
-class Seats(NamedTuple):
+class LoaderPlacement(NamedTuple):
     """Where jobs have ranks that load data, and the cores left for loading.
 
     Attributes:
@@ -65,7 +65,7 @@ class Seats(NamedTuple):
     cores: IntArray
 
 
-def seats_of(snapshot: Snapshot, grants: Grants) -> Seats:
+def loader_placement(snapshot: Snapshot, grants: Grants) -> LoaderPlacement:
     """Count the ranks of each job on each node, and the cores that are left there.
 
     A rank takes the cores its job asks for, and one for its main process if it asks for none. A node whose cores are
@@ -77,30 +77,30 @@ def seats_of(snapshot: Snapshot, grants: Grants) -> Seats:
     cores = np.where(nodes.cpu_milli < UNLIMITED, np.maximum(left, 0) // CORE_MILLI, 0)
     pairs, ranks = np.unique(grants.job * len(nodes) + grants.node, return_counts=True)
     job, node = np.divmod(pairs, max(1, len(nodes)))
-    return Seats(job, node, ranks, np.searchsorted(job, np.arange(len(jobs) + 1)), cores)
+    return LoaderPlacement(job, node, ranks, np.searchsorted(job, np.arange(len(jobs) + 1)), cores)
 
 
-def fed(snapshot: Snapshot, seats: Seats) -> BoolArray:
+def fed(snapshot: Snapshot, placement: LoaderPlacement) -> BoolArray:
     """Whether the cores of all nodes of a job are known (J,); a job without ranks is not fed."""
     known = np.zeros(len(snapshot.jobs), dtype=np.bool_)
-    known[seats.job] = True
-    known[seats.job[snapshot.nodes.cpu_milli[seats.node] >= UNLIMITED]] = False
+    known[placement.job] = True
+    known[placement.job[snapshot.nodes.cpu_milli[placement.node] >= UNLIMITED]] = False
     return known
 
 
-def equal_share(seats: Seats, per_node: IntArray) -> IntArray:
+def equal_share(placement: LoaderPlacement, per_node: IntArray) -> IntArray:
     """Workers per rank if the cores of each node are divided by a number of its own (N,): the least over nodes (J,)."""
-    shares = np.full(len(seats.first) - 1, np.iinfo(np.int64).max)
-    np.minimum.at(shares, seats.job, (seats.cores // np.maximum(per_node, 1))[seats.node])
+    shares = np.full(len(placement.first) - 1, np.iinfo(np.int64).max)
+    np.minimum.at(shares, placement.job, (placement.cores // np.maximum(per_node, 1))[placement.node])
     return np.where(shares == np.iinfo(np.int64).max, 0, shares)
 
 
 @internal
-def _room(j: int, seats: Seats, left: IntArray) -> bool:
+def _room(j: int, placement: LoaderPlacement, left: IntArray) -> bool:
     """Whether each rank of a job can have one more worker."""
     lacking = 0
-    for c in range(seats.first[j], seats.first[j + 1]):
-        lacking += left[seats.node[c]] < seats.ranks[c]
+    for c in range(placement.first[j], placement.first[j + 1]):
+        lacking += left[placement.node[c]] < placement.ranks[c]
     return lacking == 0
 
 
@@ -116,8 +116,8 @@ def _gain(j: int, workers: int, parameters: FloatArray, bytes_per_s: FloatArray,
 
 @njit
 def by_gain(
-    ids: IntArray, seats: Seats, parameters: FloatArray, bytes_per_s: FloatArray, fixed: IntArray, least: IntArray,
-    gain_min: float,
+    ids: IntArray, placement: LoaderPlacement, parameters: FloatArray, bytes_per_s: FloatArray, fixed: IntArray,
+    least: IntArray, gain_min: float,
 ) -> IntArray:
     """Give cores, one worker per rank at a time, to the job that gains most per core.
 
@@ -127,7 +127,7 @@ def by_gain(
 
     Args:
         ids: Job ids, which break ties (J,).
-        seats: Ranks and cores.
+        placement: Ranks and cores.
         parameters: ``beliefs.loading.PARAMETERS`` (J, P).
         bytes_per_s: What storage gives one rank (J,).
         fixed: Workers of jobs that are not to be changed, as far as there are cores; NONE for the others (J,).
@@ -137,10 +137,10 @@ def by_gain(
     Returns:
         Loader workers per rank (J,).
     """
-    jobs, left = len(ids), seats.cores.copy()
+    jobs, left = len(ids), placement.cores.copy()
     workers, ranks = np.zeros(jobs, np.int64), np.zeros(jobs, np.int64)
-    for c in range(len(seats.job)):
-        ranks[seats.job[c]] += seats.ranks[c]
+    for c in range(len(placement.job)):
+        ranks[placement.job[c]] += placement.ranks[c]
     heap = [
         (_FIRST if fixed[j] >= 0 or least[j] else -_gain(j, 0, parameters, bytes_per_s, ranks[j]), ids[j], j)
         for j in range(jobs) if ranks[j]
@@ -149,30 +149,30 @@ def by_gain(
     later = [heap[0] for _ in range(0)]
     while heap:
         _, _, j = heappop(heap)
-        while _room(j, seats, left) and workers[j] < max(fixed[j], least[j], 1 if fixed[j] < 0 else 0):
+        while _room(j, placement, left) and workers[j] < max(fixed[j], least[j], 1 if fixed[j] < 0 else 0):
             workers[j] += 1
-            for c in range(seats.first[j], seats.first[j + 1]):
-                left[seats.node[c]] -= seats.ranks[c]
+            for c in range(placement.first[j], placement.first[j + 1]):
+                left[placement.node[c]] -= placement.ranks[c]
         if fixed[j] < 0 and workers[j]:
             later.append((-_gain(j, workers[j], parameters, bytes_per_s, ranks[j]), ids[j], j))
     heapify(later)
     while later:
         minus, _, j = heappop(later)
-        if -minus * ranks[j] < gain_min or not _room(j, seats, left):
+        if -minus * ranks[j] < gain_min or not _room(j, placement, left):
             continue
         workers[j] += 1
-        for c in range(seats.first[j], seats.first[j + 1]):
-            left[seats.node[c]] -= seats.ranks[c]
+        for c in range(placement.first[j], placement.first[j + 1]):
+            left[placement.node[c]] -= placement.ranks[c]
         heappush(later, (-_gain(j, workers[j], parameters, bytes_per_s, ranks[j]), ids[j], j))
     return workers
 
 
 @njit
-def water_filling(seats: Seats, asks: FloatArray, disk_bytes_per_s: float) -> FloatArray:
+def water_filling(placement: LoaderPlacement, asks: FloatArray, disk_bytes_per_s: float) -> FloatArray:
     """Divide the storage of each node: small demands are met whole, the rest is equal for the others.
 
     Args:
-        seats: Ranks.
+        placement: Ranks.
         asks: Bytes per second that each rank of a job asks for (J,).
         disk_bytes_per_s: What one node has.
 
@@ -183,13 +183,13 @@ def water_filling(seats: Seats, asks: FloatArray, disk_bytes_per_s: float) -> Fl
     given = np.full(len(asks), np.inf)
     if disk_bytes_per_s == np.inf:
         return given
-    by_node = np.argsort(seats.node, kind="mergesort")
+    by_node = np.argsort(placement.node, kind="mergesort")
     begin = 0
     while begin < len(by_node):
-        end, n = begin, seats.node[by_node[begin]]
-        while end < len(by_node) and seats.node[by_node[end]] == n:
+        end, n = begin, placement.node[by_node[begin]]
+        while end < len(by_node) and placement.node[by_node[end]] == n:
             end += 1
-        demand = np.array([asks[seats.job[c]] * seats.ranks[c] for c in by_node[begin:end]])
+        demand = np.array([asks[placement.job[c]] * placement.ranks[c] for c in by_node[begin:end]])
         left, count = disk_bytes_per_s, int(np.sum(demand > 0))
         for k in np.argsort(demand, kind="mergesort"):
             if demand[k] <= 0:
@@ -197,7 +197,7 @@ def water_filling(seats: Seats, asks: FloatArray, disk_bytes_per_s: float) -> Fl
             c = by_node[begin + k]
             share = left / count
             if demand[k] > share:
-                given[seats.job[c]] = min(given[seats.job[c]], share / seats.ranks[c])
+                given[placement.job[c]] = min(given[placement.job[c]], share / placement.ranks[c])
             left, count = left - min(demand[k], share), count - 1
         begin = end
     return given
@@ -263,28 +263,28 @@ class Throughput:
         jobs, memo = snapshot.jobs, snapshot.jobs.memo
         if not len(grants):
             return np.zeros(len(jobs), dtype=np.int64)
-        seats = seats_of(snapshot, grants)
+        placement = loader_placement(snapshot, grants)
         believed = beliefs.loading.of_jobs(snapshot, memo[:, _SEEN_WORKERS], _waited(memo))
-        fixed = np.where(believed.basis == NOTHING, equal_share(seats, snapshot.nodes.gpus), -1)
+        fixed = np.where(believed.basis == NOTHING, equal_share(placement, snapshot.nodes.gpus), -1)
         recent = jobs.holds & (memo[:, _CHANGED] + self.hold_ms > snapshot.now_ms) & (jobs.loaders_now > 0)
-        kept = _kept(seats, np.where(recent & (fixed < 0), jobs.loaders_now, fixed), fixed)
+        kept = _kept(placement, np.where(recent & (fixed < 0), jobs.loaders_now, fixed), fixed)
         least = np.where(fixed < 0, np.maximum(kept, 0), 0)
-        fixed[~fed(snapshot, seats)] = 0
+        fixed[~fed(snapshot, placement)] = 0
         parameters = believed.parameters
         parameters[believed.basis == NOTHING] = 1.0
-        parameters[:, SAMPLE_BYTES] *= 1 - _cached(snapshot, seats, parameters)
-        return self.divide(jobs.id, seats, parameters, fixed, least, beliefs.loading.disk_bytes_per_s)
+        parameters[:, SAMPLE_BYTES] *= 1 - _cached(snapshot, placement, parameters)
+        return self.divide(jobs.id, placement, parameters, fixed, least, beliefs.loading.disk_bytes_per_s)
 
     def divide(
-        self, ids: IntArray, seats: Seats, parameters: FloatArray, fixed: IntArray, least: IntArray,
+        self, ids: IntArray, placement: LoaderPlacement, parameters: FloatArray, fixed: IntArray, least: IntArray,
         disk_bytes_per_s: float,
     ) -> IntArray:
         """Divide cores, then storage, then cores again: a core for a job that waits for storage is wasted."""
         unlimited = np.full(len(ids), np.inf)
-        workers = by_gain(ids, seats, parameters, unlimited, fixed, least, self.gain_min)
-        given = water_filling(seats, demands(parameters, workers) * parameters[:, SAMPLE_BYTES], disk_bytes_per_s)
+        workers = by_gain(ids, placement, parameters, unlimited, fixed, least, self.gain_min)
+        given = water_filling(placement, demands(parameters, workers) * parameters[:, SAMPLE_BYTES], disk_bytes_per_s)
         if np.isfinite(given).any():
-            workers = by_gain(ids, seats, parameters, given, fixed, least, self.gain_min)
+            workers = by_gain(ids, placement, parameters, given, fixed, least, self.gain_min)
         return workers
 
 
@@ -293,27 +293,27 @@ def _waited(memo: IntArray) -> FloatArray:
     return np.where(memo[:, _SEEN_WAIT] > 0, (memo[:, _SEEN_WAIT] - 1) / _MILLION, np.nan)
 
 
-def _kept(seats: Seats, wanted: IntArray, otherwise: IntArray) -> IntArray:
+def _kept(placement: LoaderPlacement, wanted: IntArray, otherwise: IntArray) -> IntArray:
     """The workers that jobs keep (J,); on nodes where not every rank could then have one, as many as otherwise."""
-    least = np.maximum(wanted, 1)[seats.job] * seats.ranks
-    short = np.bincount(seats.node, weights=least, minlength=len(seats.cores)) > seats.cores
+    least = np.maximum(wanted, 1)[placement.job] * placement.ranks
+    short = np.bincount(placement.node, weights=least, minlength=len(placement.cores)) > placement.cores
     kept = wanted.copy()
-    released = seats.job[short[seats.node]]
+    released = placement.job[short[placement.node]]
     kept[released] = otherwise[released]
     return kept
 
 
-def _cached(snapshot: Snapshot, seats: Seats, parameters: FloatArray) -> FloatArray:
+def _cached(snapshot: Snapshot, placement: LoaderPlacement, parameters: FloatArray) -> FloatArray:
     """Part of the samples of each job that is read from the page cache (J,): nothing in its first epoch.
 
     Memory that no job asks for is divided equally among the jobs of a node.
     """
     jobs, nodes = snapshot.jobs, snapshot.nodes
-    asked = np.bincount(seats.node, weights=jobs.mem_mib[seats.job] * seats.ranks, minlength=len(nodes))
-    count = np.maximum(np.bincount(seats.node, minlength=len(nodes)), 1)
+    asked = np.bincount(placement.node, weights=jobs.mem_mib[placement.job] * placement.ranks, minlength=len(nodes))
+    count = np.maximum(np.bincount(placement.node, minlength=len(nodes)), 1)
     free = np.maximum(nodes.mem_mib - asked, 0) / count * _MIB
     cache = np.full(len(jobs), np.inf)
-    np.minimum.at(cache, seats.job, free[seats.node])
+    np.minimum.at(cache, placement.job, free[placement.node])
     dataset, sample = parameters[:, DATASET_BYTES], parameters[:, SAMPLE_BYTES]
     again = jobs.samples_done * sample >= dataset
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -18,7 +18,7 @@ from brim.beliefs.speeds import Speeds
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.checks import cores_milli
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.snapshot import Snapshot
 from brim.core.sums import CORE_MILLI
 from brim.core.tables import EMPTY, Grants
@@ -99,43 +99,43 @@ class Padding:
         """
         too_short = set[int]()
         heap: list[_Entry] = []
-        for ask in _asks(gangs, rows, snapshot, beliefs, left) if left.any else ():
-            _push(heap, -ask.bound(len(gangs.get(int(ask.rows[0]), ()))), ask, ask.rows)
+        for request in _asks(gangs, rows, snapshot, beliefs, left) if left.any else ():
+            _push(heap, -request.bound(len(gangs.get(int(request.rows[0]), ()))), request, request.rows)
         while left.any:  # what others take never raises a bound: who cannot gain most is offered nothing yet
             best: tuple[float, int, tuple[int, ...]] | None = None
             taking, refused = [], []
             while heap and (best is None or heap[0][:2] < best[:2]):
-                bound, row, ask = heappop(heap)
-                offer = self._offer(row, gangs.get(row, []), ask, left)
+                bound, row, request = heappop(heap)
+                offer = self._offer(row, gangs.get(row, []), request, left)
                 if offer.takes:
-                    taking.append((bound, row, ask))
+                    taking.append((bound, row, request))
                     best = min(best or (np.inf, row, ()), (-offer.gain, row, offer.takes))
                 else:
-                    refused.append((bound, row, ask, offer.too_short))
-            for bound, row, ask, short in refused:  # so are those like it whose turn is before that of the winner
-                count = len(ask.rows)
+                    refused.append((bound, row, request, offer.too_short))
+            for bound, row, request, short in refused:  # so are those like it whose turn is before that of the winner
+                count = len(request.rows)
                 if best is not None and bound == best[0]:
-                    count = int(np.searchsorted(ask.rows, best[1]))
+                    count = int(np.searchsorted(request.rows, best[1]))
                 if short and not gangs.get(row):
-                    too_short.update(ask.rows[:count].tolist())
-                _push(heap, bound, ask, ask.rows[count:])
+                    too_short.update(request.rows[:count].tolist())
+                _push(heap, bound, request, request.rows[count:])
             if best is None:
                 break
             _, winner, taken = best
             left.take(winner, taken)
             gangs[winner] = sorted([*gangs.get(winner, []), *taken])
-            for bound, row, ask in taking:
+            for bound, row, request in taking:
                 if row == winner:
-                    _push(heap, -ask.bound(len(gangs[row])), ask, ask.rows[:1])
-                    _push(heap, bound, ask, ask.rows[1:])
+                    _push(heap, -request.bound(len(gangs[row])), request, request.rows[:1])
+                    _push(heap, bound, request, request.rows[1:])
                 else:
-                    heappush(heap, (bound, row, ask))
+                    heappush(heap, (bound, row, request))
         return too_short
 
-    def _offer(self, row: int, gang: list[int], ask: _Ask, left: _Left) -> _Offer:
+    def _offer(self, row: int, gang: list[int], request: _Request, left: _Left) -> _Offer:
         """The next size of a job that pays: the GPUs it would take, and what each of them gains."""
-        size, speed, too_short = len(gang), ask.speed, False
-        for larger in ask.sizes:
+        size, speed, too_short = len(gang), request.speed, False
+        for larger in request.sizes:
             if larger <= size or larger >= len(speed):
                 continue
             found = left.best(row, gang, larger - size)
@@ -146,7 +146,7 @@ class Padding:
             if gained <= 0:
                 continue
             ratio = gained / present if present else np.inf
-            if left.rest_ms[found].min() < self.join_ratio * ask.join_ms * (1.0 + 1.0 / ratio):
+            if left.rest_ms[found].min() < self.join_ratio * request.join_ms * (1.0 + 1.0 / ratio):
                 too_short = True
                 continue
             return _Offer(takes=tuple(found), gain=gained / (larger - size))
@@ -154,7 +154,7 @@ class Padding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ask:
+class _Request:
     """What a job that runs asks for, or jobs that wait and are alike: an offer suits each of them or none.
 
     Attributes:
@@ -176,14 +176,14 @@ class _Ask:
         return max(((float(self.speed[other]) - present) / (other - size) for other in larger), default=-np.inf)
 
 
-_Entry: TypeAlias = tuple[float, int, _Ask]
+_Entry: TypeAlias = tuple[float, int, _Request]
 """The negative bound of an ask, and the row of the first of its jobs, which no other entry has."""
 
 
-def _push(heap: list[_Entry], bound: float, ask: _Ask, rows: IntArray) -> None:
+def _push(heap: list[_Entry], bound: float, request: _Request, rows: IntArray) -> None:
     """Let these of the jobs of an ask, if any, have their turn."""
     if len(rows):
-        heappush(heap, (bound, int(rows[0]), replace(ask, rows=rows)))
+        heappush(heap, (bound, int(rows[0]), replace(request, rows=rows)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +331,7 @@ def _kept(row: int, snapshot: Snapshot, left: _Left) -> list[int]:
 
 def _asks(
     gangs: dict[int, list[int]], rows: IntArray, snapshot: Snapshot, beliefs: Beliefs, left: _Left
-) -> list[_Ask]:
+) -> list[_Request]:
     """What those ask for that run on all that they had, and those that wait."""
     jobs, joins = snapshot.jobs, beliefs.joins
     full = [jobs.phase[row] == _RUNNING and len(gang) == jobs.gpus_now[row] for row, gang in gangs.items()]
@@ -344,7 +344,7 @@ def _asks(
     tried = np.array([*growing, *(waiting[kind[0]] for kind in kinds)], dtype=np.int64)
     most = min(int(jobs.gpus_max[rows].max()), len(left.node))
     return [
-        _Ask(rows=alike, sizes=jobs.sizes_of(row), speed=speed, join_ms=float(cost_ms))
+        _Request(rows=alike, sizes=jobs.sizes_of(row), speed=speed, join_ms=float(cost_ms))
         for alike, row, speed, cost_ms in zip(
             [*growing[:, None], *(waiting[kind] for kind in kinds)], tried.tolist(),
             _speeds(tried, most, snapshot, known), [*join_ms, *(start_ms[kind[0]] for kind in kinds)], strict=True,
@@ -396,7 +396,7 @@ def _added(
     place = np.array([gpu for row in holders for gpu in gangs[row]], dtype=np.int64)
     node = np.searchsorted(first, place, side="right") - 1
     why = grants.why.copy()
-    why[rows], why[list(too_short)], why[holders] = int(Why.TOO_FEW_FREE), int(Why.SHORT_GAPS), int(Why.RUNS)
+    why[rows], why[list(too_short)], why[holders] = int(Reason.TOO_FEW_FREE), int(Reason.SHORT_GAPS), int(Reason.RUNS)
     before = grants.revocable if len(grants.revocable) else np.zeros(len(grants), dtype=np.bool_)
     return replace(
         grants, job=np.append(grants.job, job), node=np.append(grants.node, node),

@@ -64,7 +64,7 @@ def losses(rows: Iterable[int], snapshot: Snapshot, joins: PastJoins) -> dict[in
     return found
 
 
-def spared(snapshot: Snapshot, joins: PastJoins, placed: Grants, padding: BoolArray) -> Grants:
+def spare_padding(snapshot: Snapshot, joins: PastJoins, placed: Grants, padding: BoolArray) -> Grants:
     """Return the grants of regular jobs such that padding jobs lose least by them; the same ones if nothing is gained.
 
     Args:

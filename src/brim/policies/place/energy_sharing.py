@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from brim.core.trace import NONE
 from brim.errors import ConfigError
-from brim.policies.place.residents import Gpu, Room, energy_and_time, is_known, signature
+from brim.policies.place.residents import Gpu, Occupancy, energy_and_time, is_known, signature
 from brim.policies.place.trials import OnTrial
 
 RESIDENTS_MAX = 4
@@ -58,58 +58,63 @@ class EnergySharing(OnTrial):
         if not 0 < self.exponent < math.inf:
             raise ConfigError(f"energy sharing: found exponent={self.exponent:g}, expected a number above 0")
 
-    def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
+    def serve(self, occupancy: Occupancy, row: int, barred: frozenset[int]) -> bool:
         """See ``OnTrial``."""
-        for _, gpus in sorted(self._below_limit(room, row)):
-            if self._predicted(room, gpus, row, barred) < 1.0:
-                room.join(row, gpus)
+        for _, gpus in sorted(self._below_limit(occupancy, row)):
+            if self._predicted(occupancy, gpus, row, barred) < 1.0:
+                occupancy.join(row, gpus)
                 return True
-        return room.place_alone(row)
+        return occupancy.place_alone(row)
 
-    def _below_limit(self, room: Room, row: int) -> list[tuple[float, tuple[Gpu, ...]]]:
+    def _below_limit(self, occupancy: Occupancy, row: int) -> list[tuple[float, tuple[Gpu, ...]]]:
         """GPUs that a waiting job could join, whose use is known and below the limit; and that use, negative."""
-        found = room.candidates(row, self.residents, self.utilisation_limit)
-        return [(-room.loads[gpus], gpus) for gpus in found]
+        found = occupancy.candidates(row, self.residents, self.utilisation_limit)
+        return [(-occupancy.loads[gpus], gpus) for gpus in found]
 
-    def refuses(self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]) -> bool:
+    def refuses(
+        self, occupancy: Occupancy, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]
+    ) -> bool:
         """See ``OnTrial``."""
-        return self._objective(room, gpus, rows, ratios, [0.0] * len(rows)) >= 1.0
+        return self._objective(occupancy, gpus, rows, ratios, [0.0] * len(rows)) >= 1.0
 
-    def _predicted(self, room: Room, gpus: tuple[Gpu, ...], row: int, barred: frozenset[int]) -> float:
+    def _predicted(self, occupancy: Occupancy, gpus: tuple[Gpu, ...], row: int, barred: frozenset[int]) -> float:
         """The objective if a waiting job joins these GPUs; infinity if it may not, or if nothing can be predicted."""
-        rows = [*room.sets[gpus], row]
-        if (barred and signature(room.snapshot, rows) in barred) or not room.fits_memory(gpus, rows, self.memory_limit):
+        rows = [*occupancy.sets[gpus], row]
+        if barred and signature(occupancy.snapshot, rows) in barred:
             return math.inf
-        predicted = room.slowdowns(gpus, rows)
+        if not occupancy.fits_memory(gpus, rows, self.memory_limit):
+            return math.inf
+        predicted = occupancy.slowdowns(gpus, rows)
         if not is_known(predicted):
             return math.inf
         return self._objective(
-            room, gpus, rows, [one.mean for one in predicted], [math.sqrt(one.variance) for one in predicted]
+            occupancy, gpus, rows, [one.mean for one in predicted], [math.sqrt(one.variance) for one in predicted]
         )
 
     def _objective(
-        self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float], spreads: Sequence[float]
+        self, occupancy: Occupancy, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float],
+        spreads: Sequence[float],
     ) -> float:
         """The objective with the last job, relative to GPUs of its own; infinity if it breaks a deadline that is kept.
 
         Args:
-            room: The cluster.
+            occupancy: The cluster.
             gpus: The GPUs.
             rows: The jobs.
             ratios: Slowdown of each.
             spreads: Standard deviation of each, on top of which deadlines must hold.
         """
-        now_ms, deadline = room.snapshot.now_ms, room.jobs.deadline_ms
-        before = [one.mean for one in room.slowdowns(gpus, rows[:-1])]
+        now_ms, deadline = occupancy.snapshot.now_ms, occupancy.jobs.deadline_ms
+        before = [one.mean for one in occupancy.slowdowns(gpus, rows[:-1])]
         if any(math.isnan(ratio) for ratio in before):
             return math.inf
         before = [*before, 1.0]
         for row, ratio, spread, was in zip(rows, ratios, spreads, before, strict=True):
-            left_ms = room.left_ms(row, was)
+            left_ms = occupancy.left_ms(row, was)
             keeps = deadline[row] != NONE and now_ms + left_ms * was <= deadline[row]  # what is lost cannot be missed
             if keeps and now_ms + left_ms * (ratio + spread) > deadline[row]:
                 return math.inf
-        demands = [room.demand((row,)) for row in rows]
+        demands = [occupancy.demand((row,)) for row in rows]
         if any(math.isnan(demand) for demand in demands):
             return math.inf
         energy, time = energy_and_time(self.idle_fraction, self.exponent, demands, before, ratios)
@@ -124,11 +129,11 @@ class BestPartners(EnergySharing):
         Ours: docs/decisions/0021. Busy residents slow a job most.
     """
 
-    def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
+    def serve(self, occupancy: Occupancy, row: int, barred: frozenset[int]) -> bool:
         """See ``OnTrial``."""
-        found = ((self._predicted(room, gpus, row, barred), gpus) for _, gpus in self._below_limit(room, row))
+        found = ((self._predicted(occupancy, gpus, row, barred), gpus) for _, gpus in self._below_limit(occupancy, row))
         objective, gpus = min(found, default=(math.inf, ()))
         if not objective < 1.0:
-            return room.place_alone(row)
-        room.join(row, gpus)
+            return occupancy.place_alone(row)
+        occupancy.join(row, gpus)
         return True

@@ -11,7 +11,7 @@ import numpy as np
 from brim.core.arrays import IntArray, frozen
 from brim.core.checks import cores_milli
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import PlanError
@@ -77,7 +77,7 @@ def as_before(grants: Grants, snapshot: Snapshot) -> Grants:
         gpu = np.append(grants.gpu, held.gpu[added])
         share_milli = np.append(grants.share_milli, held.share_milli[added])
         why = grants.why.copy()
-        why[job] = int(Why.RUNS)
+        why[job] = int(Reason.RUNS)
         order = np.lexsort((gpu, node, job))
         grants = replace(
             grants, job=job[order], node=node[order], gpu=gpu[order], share_milli=share_milli[order], why=why

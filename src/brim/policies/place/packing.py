@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from brim.policies.place.residents import Gpu, Room, is_known, signature
+from brim.policies.place.residents import Gpu, Occupancy, is_known, signature
 from brim.policies.place.trials import OnTrial
 
 _PAIR = 2
@@ -31,25 +31,27 @@ class PackedPairs(OnTrial):
 
     speed_min: float = 1.5
 
-    def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
+    def serve(self, occupancy: Occupancy, row: int, barred: frozenset[int]) -> bool:
         """See ``OnTrial``."""
-        if room.place_alone(row):
+        if occupancy.place_alone(row):
             return True
         found = []
-        for gpus in room.candidates(row, _PAIR):
-            rows = [*room.sets[gpus], row]
-            predicted = room.slowdowns(gpus, rows)
-            if is_known(predicted) and room.fits_memory(gpus, rows, _MEMORY):
+        for gpus in occupancy.candidates(row, _PAIR):
+            rows = [*occupancy.sets[gpus], row]
+            predicted = occupancy.slowdowns(gpus, rows)
+            if is_known(predicted) and occupancy.fits_memory(gpus, rows, _MEMORY):
                 speed = _speed([one.mean for one in predicted])
                 if speed > self.speed_min:
                     found.append((-speed, gpus))
         if not found:
             return False
-        room.why[row] = 0
-        room.join(row, min(found)[1])
+        occupancy.why[row] = 0
+        occupancy.join(row, min(found)[1])
         return True
 
-    def refuses(self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]) -> bool:
+    def refuses(
+        self, occupancy: Occupancy, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]
+    ) -> bool:
         """See ``OnTrial``: nothing is undone."""
         return False
 
@@ -70,23 +72,25 @@ class RandomPairs(OnTrial):
 
     speed_min: float = 1.0
 
-    def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
+    def serve(self, occupancy: Occupancy, row: int, barred: frozenset[int]) -> bool:
         """See ``OnTrial``."""
-        if room.place_alone(row):
+        if occupancy.place_alone(row):
             return True
         drawn = []
-        for gpus in room.candidates(row, _PAIR):
-            rows = [*room.sets[gpus], row]
-            known = is_known(room.slowdowns(gpus, rows)) and room.fits_memory(gpus, rows, _MEMORY)
-            if known and signature(room.snapshot, rows) not in barred:
-                drawn.append((_draw(int(room.jobs.submit_ms[row]), gpus), gpus))
+        for gpus in occupancy.candidates(row, _PAIR):
+            rows = [*occupancy.sets[gpus], row]
+            known = is_known(occupancy.slowdowns(gpus, rows)) and occupancy.fits_memory(gpus, rows, _MEMORY)
+            if known and signature(occupancy.snapshot, rows) not in barred:
+                drawn.append((_draw(int(occupancy.jobs.submit_ms[row]), gpus), gpus))
         if not drawn:
             return False
-        room.why[row] = 0
-        room.join(row, min(drawn)[1])
+        occupancy.why[row] = 0
+        occupancy.join(row, min(drawn)[1])
         return True
 
-    def refuses(self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]) -> bool:
+    def refuses(
+        self, occupancy: Occupancy, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]
+    ) -> bool:
         """See ``OnTrial``."""
         return _speed(ratios) < self.speed_min
 

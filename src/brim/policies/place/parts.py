@@ -11,7 +11,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import remaining_ms
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.errors import ConfigError
@@ -24,8 +24,8 @@ Misfit = Literal["stop", "skip", "reserve"]
 RULES: Final = (CONSOLIDATE, SPREAD, FRAGMENTATION, WORST_FIT)
 MISFIT: Final[dict[str, int]] = {"stop": STOP, "skip": SKIP, "reserve": RESERVE}
 _HELD, _STOPPING = int(Phase.HELD), int(Phase.STOPPING)
-_RUNS = int(Why.RUNS)
-_WHY_HELD, _WHY_STOPPING = int(Why.HELD), int(Why.STOPPING)
+_RUNS = int(Reason.RUNS)
+_WHY_HELD, _WHY_STOPPING = int(Reason.HELD), int(Reason.STOPPING)
 NO_CLASSES: Final = np.zeros((0, 3))
 
 

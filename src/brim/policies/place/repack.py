@@ -11,7 +11,7 @@ import numpy as np
 from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import IntArray
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.policies.place.free_resources import (
@@ -31,7 +31,7 @@ from brim.policies.place.parts import NO_CLASSES
 from brim.policies.place.walk import give_pairs, put_in_turn, take_in_turn, take_pairs
 from brim.policies.sockets import Sizes
 
-_WHY: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
+_WHY: Final = {int(Phase.HELD): int(Reason.HELD), int(Phase.STOPPING): int(Reason.STOPPING)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +58,23 @@ class Repack:
         given, snapshot = snapshot, without_cpu_ranks(snapshot)
         check_inputs(snapshot, order, sizes.gpus)
         jobs, want = snapshot.jobs, sizes.gpus.copy()
-        board = _Board(snapshot, want)
+        placement = _Placement(snapshot, want)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         anew = np.flatnonzero((want > 0) & (jobs.waits | (jobs.holds & (want != jobs.gpus_now))))
         queue = anew[np.lexsort((rank[anew], -want[anew]))].tolist()
         while queue:
-            del queue[: board.put_plainly(queue)]
-            moved = board.settle(queue.pop(0)) if queue else []
+            del queue[: placement.put_plainly(queue)]
+            moved = placement.settle(queue.pop(0)) if queue else []
             if moved:
                 queue = sorted(queue + moved, key=lambda row: (-want[row], rank[row]))
         if beliefs.in_place_ms is not None:
-            board.keep_own()
-        return as_before(board.grants(jobs.phase), given)
+            placement.keep_own()
+        return as_before(placement.grants(jobs.phase), given)
 
 
 @dataclass(slots=True)
-class _Board:
+class _Placement:
     """Which job has which GPUs while a round's placement is made."""
 
     snapshot: Snapshot
@@ -280,12 +280,12 @@ class _Board:
 
     def grants(self, phase: IntArray) -> Grants:
         """The grants, and why each job without GPUs waits."""
-        why = np.full(len(phase), int(Why.NOT_NOW))
+        why = np.full(len(phase), int(Reason.NOT_NOW))
         for code, reason in _WHY.items():
             why[phase == code] = reason
-        why[self.too_few] = int(Why.TOO_FEW_FREE)
+        why[self.too_few] = int(Reason.TOO_FEW_FREE)
         rows = sorted(self.pairs_of)
-        why[rows] = int(Why.RUNS)
+        why[rows] = int(Reason.RUNS)
         pairs = np.concatenate([self.pairs_of[row] for row in rows]) if rows else np.zeros((0, 2), dtype=np.int64)
         job = np.repeat(rows, [len(self.pairs_of[row]) for row in rows]).astype(np.int64)
         return Grants(

@@ -17,7 +17,7 @@ from brim.beliefs.interference import Basis, Slowdown
 from brim.beliefs.memory import device_mib, fit, memory_use
 from brim.core.arrays import BoolArray
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.slowdowns import ResidentKind
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
@@ -44,7 +44,7 @@ from brim.units import WHOLE_GPU
 
 _HELD, _STOPPING = int(Phase.HELD), int(Phase.STOPPING)
 _SHARES: Final = {
-    Basis.HISTORY: Why.SHARES_BY_HISTORY, Basis.PAIRS: Why.SHARES_BY_PAIRS, Basis.DEMAND: Why.SHARES_BY_DEMAND,
+    Basis.HISTORY: Reason.SHARES_BY_HISTORY, Basis.PAIRS: Reason.SHARES_BY_PAIRS, Basis.DEMAND: Reason.SHARES_BY_DEMAND,
 }
 Gpu = tuple[int, int]
 """Node and index on it."""
@@ -82,7 +82,7 @@ def residents(snapshot: Snapshot, left_out: Iterable[int] = ()) -> dict[tuple[Gp
     }
 
 
-class Room:
+class Occupancy:
     """The cluster while a round is decided: what runs where, what is free, and why jobs wait.
 
     Args:
@@ -96,7 +96,7 @@ class Room:
         unjudged: Rows of the jobs that share nothing, since nobody would find out what it costs them.
     """
 
-    def __init__(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes, leaving: dict[int, Why]) -> None:
+    def __init__(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes, leaving: dict[int, Reason]) -> None:
         self.snapshot, self.jobs, self.nodes = snapshot, snapshot.jobs, snapshot.nodes
         jobs, nodes = snapshot.jobs, snapshot.nodes
         self._size = sizes.gpus
@@ -109,11 +109,11 @@ class Room:
         self.why, self.blocker = np.zeros(len(jobs), dtype=np.int64), np.full(len(jobs), NONE, dtype=np.int64)
         for row, why in leaving.items():
             self.why[row] = why
-        self.why[jobs.phase == _HELD], self.why[jobs.phase == _STOPPING] = Why.HELD, Why.STOPPING
+        self.why[jobs.phase == _HELD], self.why[jobs.phase == _STOPPING] = Reason.HELD, Reason.STOPPING
         smaller = jobs.holds & (sizes.gpus < jobs.gpus_now)  # such a job comes back at its new size
         self.leaving = set(leaving) | set(np.flatnonzero(smaller).tolist())
         not_now = smaller | ((sizes.gpus == 0) & (jobs.holds | jobs.waits))
-        self.why[(self.why == 0) & not_now] = Why.NOT_NOW
+        self.why[(self.why == 0) & not_now] = Reason.NOT_NOW
         self.sets = residents(snapshot, self.leaving)
         self.loads = {gpus: self.demand(rows) for gpus, rows in self.sets.items()}
         self._started: list[tuple[int, tuple[Gpu, ...]]] = []
@@ -219,7 +219,7 @@ class Room:
         """
         unknown = [self._unknown((row, *self.sets[gpus]), gpus) for gpus in self._alike(row, len(self.jobs), self.sets)]
         if unknown and NONE not in unknown:
-            self.why[row], self.blocker[row] = Why.NOTHING_KNOWN, unknown[0]
+            self.why[row], self.blocker[row] = Reason.NOTHING_KNOWN, unknown[0]
 
     def _unknown(self, rows: Sequence[int], gpus: tuple[Gpu, ...]) -> int:
         """The first of these jobs of which too little is known to let them share; NONE if there is none."""
@@ -267,7 +267,7 @@ class Room:
                     self.sets[gpus], self.loads[gpus] = [row], self.demand((row,))
                 self._started.append((row, gpus))
                 return True
-        self.why[row] = Why.TOO_FEW_FREE if has_too_few(self._free[-1], gang) else Why.SHAPE
+        self.why[row] = Reason.TOO_FEW_FREE if has_too_few(self._free[-1], gang) else Reason.SHAPE
         return False
 
     def grants(self) -> Grants:
@@ -278,7 +278,7 @@ class Room:
             share[rows] = WHOLE_GPU // len(rows)
             if len(rows) > 1:
                 basis = max((one.basis for one in self.slowdowns(gpus, rows)), key=int)
-                self.why[rows] = _SHARES.get(basis, Why.RUNS)
+                self.why[rows] = _SHARES.get(basis, Reason.RUNS)
         kept = ~np.isin(held.job, sorted(self.leaving))
         started = [(row, node, gpu) for row, gpus in self._started for node, gpu in gpus]
         job, node, gpu = np.array(started, dtype=np.int64).reshape(-1, 3).T

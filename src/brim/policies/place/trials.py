@@ -19,11 +19,11 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import IntArray
 from brim.core.events import Kind
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.policies.place.inputs import as_before, check_inputs, without_cpu_ranks
-from brim.policies.place.residents import Gpu, Room, observed, residents, signature
+from brim.policies.place.residents import Gpu, Occupancy, observed, residents, signature
 from brim.policies.sockets import Sizes
 from brim.units import MS_PER_H
 
@@ -51,58 +51,60 @@ class OnTrial(ABC):
     memory_columns: ClassVar[int] = 6
 
     @abstractmethod
-    def serve(self, room: Room, row: int, barred: frozenset[int]) -> bool:
+    def serve(self, occupancy: Occupancy, row: int, barred: frozenset[int]) -> bool:
         """Give a waiting job GPUs, alone or with others; return whether it got any.
 
         Args:
-            room: The cluster; it changes.
+            occupancy: The cluster; it changes.
             row: The job.
             barred: Signatures of sets that are not tried again; None of all sets for this job.
         """
 
     @abstractmethod
-    def refuses(self, room: Room, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]) -> bool:
+    def refuses(
+        self, occupancy: Occupancy, gpus: tuple[Gpu, ...], rows: Sequence[int], ratios: Sequence[float]
+    ) -> bool:
         """Whether a set is refused, given the slowdown that each of its jobs has reported; the last came last."""
 
     def __call__(self, snapshot: Snapshot, beliefs: Beliefs, order: IntArray, sizes: Sizes) -> Grants:
         """See ``Place``."""
         given, snapshot = snapshot, without_cpu_ranks(snapshot)
         check_inputs(snapshot, order, sizes.gpus)
-        room = Room(snapshot, beliefs, sizes, self._undone(snapshot, beliefs, sizes))
+        occupancy = Occupancy(snapshot, beliefs, sizes, self._undone(snapshot, beliefs, sizes))
         memo, waits = snapshot.jobs.memo, snapshot.jobs.waits & (sizes.gpus > 0)
         barred = frozenset(memo[memo[:, _UNTIL] > snapshot.now_ms, _BARRED].tolist())
         queue = order[waits[order]]
         for place, row in enumerate(queue.tolist()):
             alone = memo[row, _UNDONE] >= UNDONE_MAX
-            if room.place_alone(row) if alone else self.serve(room, row, barred):
+            if occupancy.place_alone(row) if alone else self.serve(occupancy, row, barred):
                 continue
             if not alone:
-                room.say_unknown(row)
+                occupancy.say_unknown(row)
             behind = queue[place + 1 :]
-            room.why[behind], room.blocker[behind] = Why.BEHIND, row
+            occupancy.why[behind], occupancy.blocker[behind] = Reason.BEHIND, row
             break
-        return as_before(room.grants(), given)
+        return as_before(occupancy.grants(), given)
 
-    def _undone(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes) -> dict[int, Why]:
+    def _undone(self, snapshot: Snapshot, beliefs: Beliefs, sizes: Sizes) -> dict[int, Reason]:
         """The jobs that leave, because a set was refused in its only judgement, or cannot be judged."""
         memo = snapshot.jobs.memo
         told = set(np.flatnonzero(memo[:, _STATE] == _TOLD).tolist())
         untold = set(np.flatnonzero((memo[:, _SINCE] > 0) & (memo[:, _STATE] == 0)).tolist())
         if not told and not (untold and beliefs.judges_steps):
             return {}
-        room, leaving = Room(snapshot, beliefs, sizes, {}), {}
-        for gpus, rows in room.sets.items():
+        occupancy, leaving = Occupancy(snapshot, beliefs, sizes, {}), {}
+        for gpus, rows in occupancy.sets.items():
             if len(rows) == 1:
                 continue
             last = max(rows, key=lambda row: (int(snapshot.jobs.running_since_ms[row]), row))
             ratios = observed(snapshot, rows) if told.intersection(rows) else ()
-            if untold.intersection(rows) and not room.unjudged.isdisjoint(rows):
-                leaving[last] = Why.NOTHING_KNOWN
+            if untold.intersection(rows) and not occupancy.unjudged.isdisjoint(rows):
+                leaving[last] = Reason.NOTHING_KNOWN
             elif ratios:
                 turn = [*(row for row in rows if row != last), last]
                 ratio_of = dict(zip(rows, ratios, strict=True))
-                if self.refuses(room, gpus, turn, [ratio_of[row] for row in turn]):
-                    leaving[last] = Why.UNDONE
+                if self.refuses(occupancy, gpus, turn, [ratio_of[row] for row in turn]):
+                    leaving[last] = Reason.UNDONE
         return leaving
 
     def settled(self, snapshot: Snapshot, beliefs: Beliefs) -> bool:

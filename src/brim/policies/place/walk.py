@@ -15,7 +15,7 @@ import numpy as np
 
 from brim.compiled import in_place, inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.policies.place.free_resources import (
     CONSOLIDATE,
     CPU,
@@ -51,8 +51,9 @@ _NEVER: Final = 1
 _BESIDE: Final = 2
 """Results in ``WalkState.failed``: the request fits never again in this walk; or not beside the reservation."""
 
-_RUNS, _TOO_FEW, _SHAPE = int(Why.RUNS), int(Why.TOO_FEW_FREE), int(Why.SHAPE)
-_BEHIND, _RESERVED, _NOT_NOW, _PREEMPTED = int(Why.BEHIND), int(Why.RESERVED), int(Why.NOT_NOW), int(Why.PREEMPTED)
+_RUNS, _TOO_FEW, _SHAPE = int(Reason.RUNS), int(Reason.TOO_FEW_FREE), int(Reason.SHAPE)
+_BEHIND, _RESERVED = int(Reason.BEHIND), int(Reason.RESERVED)
+_NOT_NOW, _PREEMPTED = int(Reason.NOT_NOW), int(Reason.PREEMPTED)
 
 
 class Jobs(NamedTuple):

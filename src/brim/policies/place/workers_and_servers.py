@@ -11,7 +11,7 @@ from brim.beliefs.beliefs import Beliefs
 from brim.core.arrays import IntArray
 from brim.core.checks import cores_milli
 from brim.core.lifecycle import Phase
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.setting import ON_CPU, SERVER
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
@@ -43,7 +43,7 @@ from brim.units import WHOLE_GPU
 _NO_GPU: Final = -(1 << 40)
 """Milli-GPUs of a GPU that takes no jobs, also while jobs that it has leave."""
 _NO_RANKS: Final = np.empty((0, RANK_COLUMNS), dtype=np.int64)
-_WHY_OF_PHASE: Final = {int(Phase.HELD): int(Why.HELD), int(Phase.STOPPING): int(Why.STOPPING)}
+_WHY_OF_PHASE: Final = {int(Phase.HELD): int(Reason.HELD), int(Phase.STOPPING): int(Reason.STOPPING)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class WorkersAndServers:
         """See ``Place``."""
         jobs = snapshot.jobs
         held, asked = _Held(snapshot), _asked(snapshot, sizes)
-        room = _Room(snapshot, held)
-        why, blocker = np.full(len(jobs), int(Why.NOT_NOW)), np.full(len(jobs), NONE)
+        capacity = _FreeCapacity(snapshot, held)
+        why, blocker = np.full(len(jobs), int(Reason.NOT_NOW)), np.full(len(jobs), NONE)
         decided = asked[:, GPUS] + asked[:, CPU_WORKERS] > 0
         holds = held.num_ranks > 0
         decided |= holds
@@ -89,57 +89,57 @@ class WorkersAndServers:
             if not has and kind in failed:
                 reasons[row] = failed[kind]
                 continue
-            ask, mine = asked[row], held.ranks(row) if has else _NO_RANKS
+            request, mine = asked[row], held.ranks(row) if has else _NO_RANKS
             if has:
                 failed.clear()
                 del later[row]
                 if keeps[row]:
                     kept.append(row)
                     continue
-                room.free(mine)
-            if ask[GPUS] + ask[CPU_WORKERS] == 0:
+                capacity.free(mine)
+            if request[GPUS] + request[CPU_WORKERS] == 0:
                 continue
-            found = None if stopped else self._placed(room, ask, mine, held, later)
-            if found is None and has and room.fits(at_most := _at_most(mine, ask)):
+            found = None if stopped else self._placed(capacity, request, mine, held, later)
+            if found is None and has and capacity.fits(at_most := _at_most(mine, request)):
                 found = at_most  # rather what it has than nothing
             if found is None:
-                reasons[row] = _why_not(room, ask, stopped=stopped)
+                reasons[row] = _why_not(capacity, request, stopped=stopped)
                 stopped = self.misfit == "stop"
                 if not has and not stopped:
                     failed[kind] = reasons[row]
                 continue
             failed.clear()
-            room.take(found)
+            capacity.take(found)
             placed[row] = found
         why = np.array(reasons, dtype=np.int64)
         return revocable_as_before(_grants(snapshot, kept, placed, why, blocker), snapshot)
 
     def _placed(
-        self, room: _Room, ask: IntArray, mine: IntArray, held: _Held, later: dict[int, None]
+        self, capacity: _FreeCapacity, request: IntArray, mine: IntArray, held: _Held, later: dict[int, None]
     ) -> IntArray | None:
         """Places for a job, None if there are none; jobs that come later lose what they have only if that helps."""
-        short = int(ask[GPUS]) - room.num_gpus(ask)  # where so many are missing, there is no need to search
-        ranks = room.placed(ask, mine) if short <= 0 else None
+        short = int(request[GPUS]) - capacity.num_gpus(request)  # where so many are missing, there is no need to search
+        ranks = capacity.placed(request, mine) if short <= 0 else None
         if ranks is not None or not self.preempts:
             return ranks
         gone = []
         for row in later:
-            room.free(held.ranks(row))
+            capacity.free(held.ranks(row))
             gone.append(row)
             short -= int(held.counts[row, GPUS])
-            ranks = room.placed(ask, mine) if short <= 0 else None
+            ranks = capacity.placed(request, mine) if short <= 0 else None
             if ranks is not None:
                 break
         if ranks is None:
             for row in gone:
-                room.take(held.ranks(row))
+                capacity.take(held.ranks(row))
             return None
         for row in gone[:-1]:  # only those whose places are in the way
-            room.take(held.ranks(row))
-            if room.fits(ranks):
+            capacity.take(held.ranks(row))
+            if capacity.fits(ranks):
                 gone.remove(row)
             else:
-                room.free(held.ranks(row))
+                capacity.free(held.ranks(row))
         for row in gone:
             del later[row]
         return ranks
@@ -178,7 +178,7 @@ class _Held:
         return ranks
 
 
-class _Room:
+class _FreeCapacity:
     """What is left of each node: the table of ``gang_places``."""
 
     def __init__(self, snapshot: Snapshot, held: _Held) -> None:
@@ -194,9 +194,9 @@ class _Room:
         self._nodes[:, TYPE], self._nodes[:, OPEN] = nodes.gpu_type, nodes.is_open
         self.take(held.every)
 
-    def num_gpus(self, ask: IntArray) -> int:
+    def num_gpus(self, request: IntArray) -> int:
         """GPUs of open nodes of which a rank's share is left."""
-        return num_gpus(self._nodes, ask[SHARE_MILLI])
+        return num_gpus(self._nodes, request[SHARE_MILLI])
 
     def take(self, ranks: IntArray) -> None:
         change(self._nodes, ranks, -1)
@@ -208,21 +208,22 @@ class _Room:
         """Whether these places are free."""
         return fits(self._nodes, ranks)
 
-    def placed(self, ask: IntArray, mine: IntArray) -> IntArray | None:
+    def placed(self, request: IntArray, mine: IntArray) -> IntArray | None:
         """Places for a gang on GPUs of one type (R, 5), None if there are none."""
-        types = self._types if ask[GPU_TYPE] == NONE and ask[GPUS] else [ask[GPU_TYPE]]
+        types = self._types if request[GPU_TYPE] == NONE and request[GPUS] else [request[GPU_TYPE]]
         for gpu_type in types:
-            if search(self._nodes, ask, gpu_type, mine):
-                ranks = np.empty((ask[GPUS] + ask[CPU_WORKERS] + ask[SERVERS], RANK_COLUMNS), dtype=np.int64)
-                write_ranks(self._nodes, ask, ranks)
+            if search(self._nodes, request, gpu_type, mine):
+                num_ranks = request[GPUS] + request[CPU_WORKERS] + request[SERVERS]
+                ranks = np.empty((num_ranks, RANK_COLUMNS), dtype=np.int64)
+                write_ranks(self._nodes, request, ranks)
                 return ranks
         return None
 
 
-def _why_not(room: _Room, ask: IntArray, *, stopped: bool) -> int:
+def _why_not(capacity: _FreeCapacity, request: IntArray, *, stopped: bool) -> int:
     if stopped:
-        return int(Why.BEHIND)
-    return int(Why.TOO_FEW_FREE if room.num_gpus(ask) < ask[GPUS] else Why.SHAPE)
+        return int(Reason.BEHIND)
+    return int(Reason.TOO_FEW_FREE if capacity.num_gpus(request) < request[GPUS] else Reason.SHAPE)
 
 
 def _asked(snapshot: Snapshot, sizes: Sizes) -> IntArray:
@@ -249,12 +250,12 @@ def _kinds(asked: IntArray) -> list[int]:
     return kinds.tolist()
 
 
-def _at_most(mine: IntArray, ask: IntArray) -> IntArray:
+def _at_most(mine: IntArray, request: IntArray) -> IntArray:
     """What a job has, without GPUs beyond those that it is to have; all of it if it is to move to CPU."""
-    if ask[CPU_WORKERS]:
+    if request[CPU_WORKERS]:
         return mine
     on_gpu = mine[:, GPU] >= 0
-    ranks: IntArray = mine[~on_gpu | (np.cumsum(on_gpu) <= ask[GPUS])]
+    ranks: IntArray = mine[~on_gpu | (np.cumsum(on_gpu) <= request[GPUS])]
     return ranks
 
 
@@ -265,7 +266,7 @@ def _grants(
     held = snapshot.grants
     keeps = np.zeros(len(why), dtype=np.bool_)
     keeps[kept] = True
-    why[kept] = why[list(placed)] = int(Why.RUNS)
+    why[kept] = why[list(placed)] = int(Reason.RUNS)
     before = np.stack((held.job, held.node, held.gpu, held.share_milli), axis=1)[keeps[held.job]]
     job = np.repeat(np.array(list(placed), dtype=np.int64), [len(ranks) for ranks in placed.values()])
     new = np.column_stack((job, np.concatenate([_NO_RANKS, *placed.values()])[:, : SHARE + 1]))

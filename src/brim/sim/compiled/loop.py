@@ -15,7 +15,7 @@ import numpy as np
 from brim.compiled import in_place, inline, internal, njit
 from brim.core.arrays import BoolArray, FloatArray, IntArray
 from brim.core.events import Kind
-from brim.core.reasons import Why
+from brim.core.reasons import Reason
 from brim.core.trace import NONE
 from brim.policies.place.free_resources import FRAGMENTATION, WHOLE, WORST_FIT
 from brim.policies.place.walk import RESERVE, Held, Jobs, walk
@@ -68,7 +68,7 @@ from brim.units import US_PER_MS
 
 FINISHED, STOPPED, _SUBMITTED = int(Kind.FINISHED), int(Kind.STOPPED), int(Kind.SUBMITTED)
 _ELIGIBLE, STARTED, _REPORTED = int(Kind.ELIGIBLE), int(Kind.STARTED), int(Kind.REPORTED)
-_RUNS = int(Why.RUNS)
+_RUNS = int(Reason.RUNS)
 NEVER: Final = np.iinfo(np.int64).max
 SEQUENCES: Final = 1 << 56
 """Above every sequence number of an event."""

@@ -22,7 +22,7 @@ from brim.core.cluster import Cluster, parse_cluster
 from brim.core.replay import Replay
 from brim.core.trace import Trace, trace_of
 from brim.policies.feed.exhaustive import Exhaustive, speeds
-from brim.policies.feed.throughput import Seats, Throughput
+from brim.policies.feed.throughput import LoaderPlacement, Throughput
 from brim.sim.overheads import Overheads
 from brim.sim.truths.loading import LoadingData
 from brim.sim.truths.rigid import Rigid
@@ -98,15 +98,17 @@ def mix(ratio: float, knee: float) -> list[FloatArray]:
 def division(what: str, rows: Sequence[FloatArray], cores: int, *, search: bool = True) -> Division:
     """Divide the cores of a node among jobs of one rank each."""
     jobs = len(rows)
-    seats = Seats(np.arange(jobs), np.zeros(jobs, dtype=np.int64), np.ones(jobs, dtype=np.int64), np.arange(jobs + 1),
-                  np.array([cores]))
+    placement = LoaderPlacement(
+        np.arange(jobs), np.zeros(jobs, dtype=np.int64), np.ones(jobs, dtype=np.int64), np.arange(jobs + 1),
+        np.array([cores]),
+    )
     parameters, free = np.array(rows), np.full(jobs, -1)
 
     def total(workers: IntArray) -> float:
-        return float(speeds(seats, parameters, workers).sum())
+        return float(speeds(placement, parameters, workers).sum())
 
     def by(part: Throughput) -> float:
-        return total(part.divide(np.arange(jobs), seats, parameters, free, np.zeros_like(free), np.inf))
+        return total(part.divide(np.arange(jobs), placement, parameters, free, np.zeros_like(free), np.inf))
 
     knees = parameters[:, KNEE]
     return Division(

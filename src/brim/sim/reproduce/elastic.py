@@ -35,7 +35,7 @@ from brim.policies.size.dynamic_program import DynamicProgram
 from brim.policies.sockets import Policy
 from brim.sim.truths.categories import CATEGORIES, LINKS, jobs_of
 from brim.sim.truths.parametric import ElasticJobs, Parametric
-from brim.sim.truths.truth import ALONE, Company, Pace
+from brim.sim.truths.truth import ALONE, Colocation, Pace
 from brim.units import MS_PER_H, MS_PER_S
 
 Arrivals = Literal["poisson", "burst"]
@@ -114,11 +114,11 @@ class _OneMicroStep(Parametric):
         whole = replace(jobs, batch=jobs.batch_max, batch_min=jobs.batch_max)  # the rule holds above the smallest
         self._alone = Parametric(trace, cluster, whole, seed=seed)
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``."""
         if sum(nodes) == 1:
-            return self._alone.pace(job, done, nodes, batch, company)
-        return super().pace(job, done, nodes, batch, company)
+            return self._alone.pace(job, done, nodes, batch, colocation)
+        return super().pace(job, done, nodes, batch, colocation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

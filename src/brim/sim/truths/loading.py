@@ -19,7 +19,7 @@ from brim.core.cluster import UNLIMITED, Cluster
 from brim.core.events import Report
 from brim.core.trace import Trace
 from brim.sim.truths.rigid import Rigid
-from brim.sim.truths.truth import ALONE, Company, NodeCompany, Pace, Truth
+from brim.sim.truths.truth import ALONE, Colocation, NodeColocation, Pace, Truth
 from brim.units import MS_PER_S
 
 _MIB: Final = 1 << 20
@@ -70,13 +70,13 @@ class LoadingData:
         """See ``Truth``: a job that waits keeps its GPUs."""
         return self._fed.least_gpu_ms
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``."""
-        pace, of = self._fed.pace(job, done, nodes, batch, company), self._of[job]
-        if of is None or not company.on_nodes or not all(self._known[each.node] for each in company.on_nodes):
+        pace, of = self._fed.pace(job, done, nodes, batch, colocation), self._of[job]
+        if of is None or not colocation.on_nodes or not all(self._known[each.node] for each in colocation.on_nodes):
             return pace
         per_ms, until, ends, told = pace.per_ms, pace.until, pace.ends, pace.report
-        ranks = sum(each.ranks for each in company.on_nodes)
+        ranks = sum(each.ranks for each in colocation.on_nodes)
         if told is None:  # its run time is known, and nothing else: it trains on as many samples as fit that
             told = Report(samples_done=done / MS_PER_S * ranks * of[RATE], samples_per_s=ranks * float(of[RATE]))
         epoch = self._epoch_ends(of, ranks)
@@ -85,7 +85,7 @@ class LoadingData:
                 self._read_once.add(job)
             elif epoch < until:
                 until, ends = epoch, False
-        speed = max(self._speed(job, of, company), _SLOWEST)
+        speed = max(self._speed(job, of, colocation), _SLOWEST)
         told = replace(told, samples_per_s=told.samples_per_s * speed, loader_wait_ratio=1 - speed)
         return Pace(per_ms * speed, until, ends, told)
 
@@ -95,15 +95,15 @@ class LoadingData:
             return None
         return float(of[DATASET_BYTES] / of[SAMPLE_BYTES] / (ranks * of[RATE])) * MS_PER_S
 
-    def _speed(self, job: int, of: FloatArray, company: Company) -> float:
+    def _speed(self, job: int, of: FloatArray, colocation: Colocation) -> float:
         """Speed of a job, as a part of that with data always there."""
-        workers, bytes_per_s = float(company.loader_workers), np.inf
-        for node in company.on_nodes:
-            cores = self._cores_of(job, node, company.loader_workers)
+        workers, bytes_per_s = float(colocation.loader_workers), np.inf
+        for node in colocation.on_nodes:
+            cores = self._cores_of(job, node, colocation.loader_workers)
             workers = min(workers, cores)
             if self._disk < np.inf:
-                bytes_per_s = min(bytes_per_s, self._bytes_of(job, node, company.loader_workers))
-        found = self._rate(of, workers, bytes_per_s, self._read_part(job, company.on_nodes))
+                bytes_per_s = min(bytes_per_s, self._bytes_of(job, node, colocation.loader_workers))
+        found = self._rate(of, workers, bytes_per_s, self._read_part(job, colocation.on_nodes))
         return float(found / of[RATE])
 
     @staticmethod
@@ -112,7 +112,7 @@ class LoadingData:
         row[SAMPLE_BYTES] *= read
         return float(rates(row[None], np.array([workers]), np.array([bytes_per_s]))[0])
 
-    def _read_part(self, job: int, on: Iterable[NodeCompany]) -> float:
+    def _read_part(self, job: int, on: Iterable[NodeColocation]) -> float:
         """Part of its samples that a job reads from storage, the rest being in the page cache after its first epoch."""
         of = self._of[job]
         if of is None or job not in self._read_once or of[DATASET_BYTES] <= 0:
@@ -120,7 +120,7 @@ class LoadingData:
         least: float = min(self._memory[each.node] / (1 + len(each.others)) for each in on)
         return float(max(0.0, 1 - least / of[DATASET_BYTES]))
 
-    def _cores_of(self, job: int, node: NodeCompany, workers: int) -> float:
+    def _cores_of(self, job: int, node: NodeColocation, workers: int) -> float:
         """Cores that the workers of one rank get on a node."""
         if not workers:
             return 0.0
@@ -139,7 +139,7 @@ class LoadingData:
         limit = 1 / float(of[SERIAL]) if of[SERIAL] > 0 else np.inf
         return min(float(workers), float(of[CPU]) * min(float(of[RATE]), limit))
 
-    def _bytes_of(self, job: int, node: NodeCompany, workers: int) -> float:
+    def _bytes_of(self, job: int, node: NodeColocation, workers: int) -> float:
         """Bytes per second that the storage of a node gives one rank."""
         everyone = [(job, node.ranks, workers), *node.others]
         wants = []

@@ -21,7 +21,7 @@ from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
 from brim.sim.truths.least import PlacementLimits, Ranges, least
 from brim.sim.truths.profiles import Application
-from brim.sim.truths.truth import ALONE, Company, Pace, packed
+from brim.sim.truths.truth import ALONE, Colocation, Pace, packed
 from brim.units import MS_PER_S, WHOLE_GPU, counted
 
 GPUS_MAX: Final = 64
@@ -85,7 +85,7 @@ class Measured:
         self._beyond: set[int] = set()  # jobs that ran in configurations that were not measured
         self._progress = {app.name: app.progress_E.tolist() for app in applications.values()}
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``; work is progress in iterations of the initial batch."""
         app = self._app_J[job]
         ends = self._progress[app.name]

@@ -19,7 +19,7 @@ from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.events import Report
 from brim.core.setting import ON_CPU, SERVER, Rank
 from brim.core.trace import Trace
-from brim.sim.truths.truth import ALONE, Company, Pace
+from brim.sim.truths.truth import ALONE, Colocation, Pace
 from brim.units import MS_PER_S, WHOLE_GPU
 
 REPORTS: Final = 200
@@ -89,10 +89,10 @@ class ParameterServers:
         self.shortest_ms = frozen(np.floor(batches * fastest).astype(np.int64))
         self.least_gpu_ms = frozen(np.floor(batches * least_gpu).astype(np.int64))
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``. Without ranks on CPU, the servers that were asked for run beside the workers."""
         jobs = self.jobs
-        phases, busy = self._step(job, sum(nodes), company.ranks)
+        phases, busy = self._step(job, sum(nodes), colocation.ranks)
         per_s = batch / float(phases.step_s[0])
         end, planned = float(jobs.samples[job]), int(jobs.samples_max[job])
         report = Report(samples_done=done, samples_per_s=per_s, loss=self.loss(job, done))

@@ -25,7 +25,7 @@ from brim.core.events import Report, Sample
 from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
 from brim.sim.truths.rigid import rigid_run_ms
-from brim.sim.truths.truth import ALONE, Company, Pace, packed
+from brim.sim.truths.truth import ALONE, Colocation, Pace, packed
 from brim.units import MS_PER_S, WHOLE_GPU
 
 STEP_NOISE: Final = 0.05
@@ -156,7 +156,7 @@ class Parametric:
         run_ms[jobs.row] = np.ceil(self._samples / asked)
         self.run_ms = frozen(run_ms)
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``; work is counted in samples of the initial batch, for rigid jobs in milliseconds."""
         if self._at[job] == NONE:
             return Pace(1.0, float(self._work[job]), True, None)

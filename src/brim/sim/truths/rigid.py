@@ -13,7 +13,7 @@ import numpy as np
 from brim.core.arrays import FloatArray, IntArray
 from brim.core.trace import NONE, Trace
 from brim.errors import ConfigError
-from brim.sim.truths.truth import ALONE, Company, Pace
+from brim.sim.truths.truth import ALONE, Colocation, Pace
 
 
 class Rigid:
@@ -28,7 +28,7 @@ class Rigid:
         self._run_ms: list[int] = self.run_ms.tolist()
         self._num_listed = int((trace.size_list != NONE).sum())
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``."""
         return Pace(1.0, self._run_ms[job], True, None)
 

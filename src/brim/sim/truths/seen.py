@@ -9,7 +9,7 @@ import numpy as np
 from brim.core.arrays import FloatArray, IntArray, frozen
 from brim.core.events import Report, Sample
 from brim.core.trace import NONE, Trace
-from brim.sim.truths.truth import ALONE, Company, Pace
+from brim.sim.truths.truth import ALONE, Colocation, Pace
 from brim.units import MS_PER_S
 
 
@@ -41,7 +41,7 @@ class SeenRates:
         self.shortest_ms = _whole(np.where(allowed_JG, run_JG, np.inf).min(axis=1))
         self.least_gpu_ms = _whole(np.where(allowed_JG, run_JG * gpus_G, np.inf).min(axis=1))
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``."""
         gpus, own = sum(nodes), int(self._trace.batch[job])
         per_s = float(self._rate_JG[job, gpus - 1])

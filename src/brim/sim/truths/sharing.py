@@ -20,7 +20,7 @@ from brim.core.arrays import FloatArray, IntArray
 from brim.core.events import Report
 from brim.core.gpu_names import is_of_type
 from brim.core.trace import NONE, Trace
-from brim.sim.truths.truth import ALONE, Company, Pace, Truth
+from brim.sim.truths.truth import ALONE, Colocation, Pace, Truth
 from brim.units import MS_PER_MIN, WHOLE_GPU, counted
 
 DEMAND: Final = MeasuredSets(rule=DemandRule(per_neighbour=0.035))
@@ -83,14 +83,14 @@ class Sharing:
         busy_ms: IntArray = (self._alone.least_gpu_ms * np.array(self._demand)).astype(np.int64)
         return busy_ms
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
         """See ``Truth``."""
-        pace = self._alone.pace(job, done, nodes, batch, company)
-        if not company.neighbours:
+        pace = self._alone.pace(job, done, nodes, batch, colocation)
+        if not colocation.neighbours:
             return pace
-        slowdown = self.slowdown(job, company.neighbours)
+        slowdown = self.slowdown(job, colocation.neighbours)
         per_ms, until, ends = pace.per_ms / slowdown, pace.until, pace.ends
-        noticed = company.met + per_ms * OBSERVATION_MS
+        noticed = colocation.met + per_ms * OBSERVATION_MS
         knows = done >= noticed
         if not knows and noticed < until:
             until, ends = noticed, False

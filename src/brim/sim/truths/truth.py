@@ -31,7 +31,7 @@ class Pace(NamedTuple):
     busy: tuple[float, float] = (math.nan, math.nan)
 
 
-class NodeCompany(NamedTuple):
+class NodeColocation(NamedTuple):
     """A job on one of its nodes, and the other jobs there.
 
     Attributes:
@@ -45,7 +45,7 @@ class NodeCompany(NamedTuple):
     others: tuple[tuple[int, int, int], ...]
 
 
-class Company(NamedTuple):
+class Colocation(NamedTuple):
     """What a job shares its nodes with, as far as it may change its pace.
 
     Attributes:
@@ -61,11 +61,11 @@ class Company(NamedTuple):
     neighbours: tuple[int, ...] = ()
     loader_workers: int = 0
     met: float = 0.0
-    on_nodes: tuple[NodeCompany, ...] = ()
+    on_nodes: tuple[NodeColocation, ...] = ()
     ranks: tuple[Rank, ...] = ()
 
 
-ALONE: Final = Company()
+ALONE: Final = Colocation()
 
 
 class Truth(Protocol):
@@ -73,7 +73,7 @@ class Truth(Protocol):
 
     Attributes:
         name: Name on the command line.
-        contended: Whether the pace depends on the company; the twin then asks again whenever neighbours come or go.
+        contended: Whether the pace depends on the co-location; the twin then asks again whenever neighbours come or go.
         run_ms: Run time of each job at the size its user asked for (J,).
         shortest_ms: Shortest run time of each job at any size (J,): a lower bound for every policy.
         least_gpu_ms: Least GPU time of each job at any size (J,): a lower bound for every policy.
@@ -91,8 +91,8 @@ class Truth(Protocol):
     @property
     def least_gpu_ms(self) -> IntArray: ...  # noqa: D102
 
-    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, company: Company = ALONE) -> Pace:
-        """The job's pace from ``done`` units of work on, given its GPUs on each node, its global batch and company."""
+    def pace(self, job: int, done: float, nodes: tuple[int, ...], batch: int, colocation: Colocation = ALONE) -> Pace:
+        """The job's pace from ``done`` units of work on, given its GPUs on each node, its batch and co-location."""
         ...
 
     def columns(self) -> dict[str, IntArray]:

@@ -31,9 +31,9 @@ class Divided(Rigid):
 
     contended: ClassVar[bool] = True
 
-    def pace(self, job, done, nodes, batch, company):
-        pace = super().pace(job, done, nodes, batch, company)
-        return pace._replace(per_ms=pace.per_ms / (1 + len(company.neighbours)))
+    def pace(self, job, done, nodes, batch, colocation):
+        pace = super().pace(job, done, nodes, batch, colocation)
+        return pace._replace(per_ms=pace.per_ms / (1 + len(colocation.neighbours)))
 
 
 def ends_s(trace, policy, truth, settings=FREE):
@@ -139,8 +139,9 @@ class Fed(Rigid):
 
     contended: ClassVar[bool] = True
 
-    def pace(self, job, done, nodes, batch, company):
-        return super().pace(job, done, nodes, batch, company)._replace(per_ms=min(1.0, company.loader_workers / 4))
+    def pace(self, job, done, nodes, batch, colocation):
+        pace = super().pace(job, done, nodes, batch, colocation)
+        return pace._replace(per_ms=min(1.0, colocation.loader_workers / 4))
 
 
 def test_a_tune_of_the_loader_workers_changes_the_pace():
