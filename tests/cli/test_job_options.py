@@ -8,7 +8,7 @@ import time
 import pytest
 
 from brim.cli.headers import read_headers
-from brim.cli.job_options import Dependency, asked, merged, read_line
+from brim.cli.job_options import Dependency, asked, merged
 from brim.cli.jobfile import FILE_BYTES_MAX, read_jobfile
 from brim.errors import ConfigError, shown
 
@@ -182,14 +182,15 @@ def test_ranks():
 
 
 def test_words_are_read_as_on_the_command_line():
-    assert read_line("--dependency=afterok:3", "f") == {"depends-on": "afterok:3"}
-    assert read_line(" -g4 --name='a b' -t 1h --env A=1 --env B='2 3' --no-requeue # why", "f, line 2") == {
+    assert read_headers("#BRIM --dependency=afterok:3\n", "f").options == {"depends-on": "afterok:3"}
+    line = "#BRIM -g4 --name='a b' -t 1h --env A=1 --env B='2 3' --no-requeue # why\n"
+    assert read_headers(line, "f").options == {
         "gpus": "4", "name": "a b", "time": "1h", "env": {"A": "1", "B": "2 3"}, "requeue": False,
     }  # fmt: skip
     for line, said in (("--gpu 4", "'--gpu'"), ("-g", "-g without a value"), ("4", "'4'"), ("-x 1", "'-x'"),
                        ("--env A", "'A'"), ("'", "No closing quotation")):
         with pytest.raises(ConfigError, match=rf"^f, line 2: .*{re.escape(said)}"):
-            read_line(line, "f, line 2")
+            read_headers(f"#!/bin/sh\n#BRIM {line}\n", "f")
 
 
 def test_the_command_line_counts_before_headers_and_these_before_a_file():

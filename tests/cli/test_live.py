@@ -19,10 +19,10 @@ import pytest
 
 from brim.api.client import Client
 from brim.api.serve import SOCKET
-from brim.cli.controller import is_locked
+from brim.cli.locks import is_locked
 from brim.cli.up import _pairs, _up_again
-from brim.gang.environment import free_port
 from tests.cli.commands import brim
+from tests.ports import free_port
 
 
 class Box:

@@ -12,7 +12,7 @@ from brim.api.client import Listing
 from brim.cli.demo import BATCH, POLICY
 from brim.cli.demo_replay import LiveAndTwin, SeenCosts, replay_of, seen_costs, seen_rates
 from brim.cli.session import Planned, Session
-from brim.cli.watch import Board, Row, Stretch, drawn
+from brim.cli.watch import ClusterView, Row, Stretch, drawn
 from brim.core.cluster import parse_cluster
 from brim.live.records import JobRecord
 from brim.live.requests import JobRequest
@@ -114,7 +114,7 @@ def test_the_picture_says_who_has_which_slot_and_why_others_wait(seen: Seen) -> 
 
     session = seen.session
     session.ask_why(Explaining())  # type: ignore[arg-type]
-    lines = drawn(session.board(4), 100).plain.split("\n")
+    lines = drawn(session.view(4), 100).plain.split("\n")
     assert lines[0] == "4 s: 3 of 4 slots busy, 1 waiting, 0 of 3 done, 1 preempted, 1 resized"
     assert lines[1] == "slot 0 1━━━━"
     assert lines[2] == "slot 1 ···1━"
@@ -122,12 +122,12 @@ def test_the_picture_says_who_has_which_slot_and_why_others_wait(seen: Seen) -> 
     assert "waiting" in lines[-2]
     assert lines[-2].endswith("needs 2 slots; 1 are free.")
     session = finish(seen)
-    assert "done after" in drawn(session.board(4), 100).plain
+    assert "done after" in drawn(session.view(4), 100).plain
 
 
 def test_a_job_that_comes_later_is_announced() -> None:
-    board = Seen().session.board(4)
-    assert [row.state for row in board.jobs] == ["arrives in 0 s", "arrives in 0 s", "arrives in 1 s"]
+    view = Seen().session.view(4)
+    assert [row.state for row in view.jobs] == ["arrives in 0 s", "arrives in 0 s", "arrives in 1 s"]
 
 
 def test_the_closing_table_fits_and_says_how_far_the_replay_is_off(seen: Seen) -> None:
@@ -154,8 +154,8 @@ def test_the_board_fits_80_columns_and_names_jobs_by_their_numbers() -> None:
                 end_ms=9_000 * (job + 1))
         for job in range(12)
     )
-    board = Board(now_ms=120_000, slots=4, busy=4, preemptions=10, resizes=2, stretches=bars, jobs=rows)
-    lines = drawn(board, 80).plain.split("\n")
+    view = ClusterView(now_ms=120_000, slots=4, busy=4, preemptions=10, resizes=2, stretches=bars, jobs=rows)
+    lines = drawn(view, 80).plain.split("\n")
     assert max(map(len, lines)) <= 80
     assert "11━━━━━━━·" in lines[3]
     assert "12━━━━━━━·" in lines[4]

@@ -213,6 +213,13 @@ def test_every_action_has_a_rule_and_an_event_of_its_own():
     assert [kind.__name__ for kind in ACTIONS if kind.rule.begins_attempt] == ["Start"]
 
 
+def test_the_twin_refuses_to_begin_with_a_kind_of_action_that_it_cannot_carry_out(monkeypatch):
+    """The controller's ``match`` is complete, which the type checker sees."""
+    monkeypatch.setattr("brim.sim.plan_executor.ACTIONS", (*ACTIONS, type("Suspend", (), {})))
+    with pytest.raises(InvariantError, match="no function for Suspend"):
+        replay(small_trace(job()), parse_cluster("1x1"), SKIP, journal=Journal())
+
+
 # -- what parts declare --------------------------------------------------------------------------------------------
 
 

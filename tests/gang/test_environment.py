@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from brim.gang import environment
-from brim.gang.environment import HOST, free_port, port_of, reserve_port
+from brim.gang.environment import HOST, port_of, reserve_port
+from tests.ports import free_port
 
 
 def test_two_gangs_never_get_the_same_port(monkeypatch):

@@ -9,8 +9,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from brim.gang.environment import free_port
 from tests import forked, zygotes
+from tests.ports import free_port
 
 TIMEOUT_S = 60
 

@@ -134,15 +134,6 @@ class Convergence:
         reached = np.divide(self.height, above, out=np.full(len(above), np.inf), where=above > 0) - self.shift
         return self._left(reached)
 
-    def samples_until_slow(self, epoch: float, least: float) -> Estimate:
-        """Samples until an epoch brings the loss down by less than a least amount.
-
-        Args:
-            epoch: Samples of an epoch.
-            least: Fall of the loss in an epoch, > 0, below which training has converged.
-        """
-        return self._left(np.sqrt(self.height * (epoch / self.scale) / least) - self.shift)
-
     def _left(self, reached: FloatArray) -> Estimate:
         return _estimate(np.maximum(reached * self.scale - self.samples, 0.0))
 

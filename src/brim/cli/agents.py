@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from brim.agent.folders import agent_folder
 from brim.agent.starting import start_process
-from brim.cli.controller import agent_runs, is_locked
+from brim.cli.locks import agent_runs, is_locked
 from brim.core.gpu_names import CPU
 from brim.errors import BrimError, NotFoundError, RefusedError, UserError
 
@@ -62,6 +62,16 @@ def running_words(lock: Path) -> list[str]:
 def slots_of(words: Sequence[str]) -> str:
     """The number of CPU slots that the words of an agent name; empty where it gives out GPUs."""
     return words[words.index("--devices") + 1] if "--devices" in words else ""
+
+
+def ensure_agent(at: Client) -> None:
+    """Start this user's agent for a controller, if none runs, or the one that does has another number of slots."""
+    lock = agent_folder() / "lock"
+    if agent_runs():
+        if slots_of(running_words(lock)) == slots_of(agent_words(at)):
+            return
+        end_process(lock, "the agent")  # its jobs, if it has any, go on under the next one
+    start_agent(at)
 
 
 def start_agent(at: Client) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from brim.api.wire import SCHEMA, plain_job
 from brim.cli.completion import JobArgument, complete_open_job
-from brim.cli.controller import client, ensure_agent, find_ids, find_job
+from brim.cli.controller import client, find_ids, find_job
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
@@ -28,6 +28,8 @@ _Jobs = Annotated[
 
 
 def _change(verb: Literal["cancel", "hold", "release", "requeue"], words: list[str], wanted: str) -> None:
+    from brim.cli.agents import ensure_agent  # imports more than a command takes that starts no agent
+
     at = client()
     changed = at.command(verb, find_ids(at, words))
     if changed.jobs and verb in ("release", "requeue"):  # what is to start needs the agent

@@ -87,17 +87,17 @@ def kernels() -> list[CompileStep]:
 
 def _replay_a_few(policy: str, truth: str = "rigid") -> None:
     """Replay a few made-up jobs and compute their bounds."""
-    from brim.cli.replays import Task, replay_task
     from brim.core.cluster import parse_cluster
+    from brim.policies.presets import PRESETS
     from brim.reports.summary import summarise
     from brim.sim.truth_option import TruthOption
-    from brim.sim.twin import ReplaySettings
+    from brim.sim.twin import replay
     from brim.traces.synth import synthesize
 
     cluster = parse_cluster("2x4xV100")
     trace = synthesize("philly", JOBS, 0, cluster, 1.5)
-    task = Task(trace=trace, cluster=cluster, policy=policy, settings=ReplaySettings(), truth=TruthOption(name=truth))
-    summarise([replay_task(task)])
+    jobs = TruthOption(name=truth).build(trace, cluster, 0)
+    summarise([replay(trace, cluster, PRESETS[policy], truth=jobs)])
 
 
 def _search_places() -> None:

@@ -1,9 +1,8 @@
-"""Which controller a verb talks to, how a job is named at the command line, and whether this user's agent runs."""
+"""Which controller a verb talks to, and how a job is named at the command line."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from brim.agent.folders import RUNTIME_VARIABLE, agent_folder, check_runtime_folder, runtime_folder, state_folder
+from brim.agent.folders import RUNTIME_VARIABLE, check_runtime_folder, runtime_folder, state_folder
 from brim.agent.users import user_name
 from brim.api.client import Client, NoControllerError
 from brim.errors import ConfigError, NotFoundError, shown
@@ -196,35 +195,3 @@ def _members(at: Client, array: int, text: str) -> list[int]:
     if missing := [index for index in indices if index not in ids]:
         raise NotFoundError(f"array {array} has no job with index {missing[0]}, or it ended long ago")
     return [ids[index] for index in indices]
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock on a file, as controllers and agents do while they run."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def agent_runs() -> bool:
-    """Whether an agent of this user runs."""
-    return is_locked(agent_folder() / "lock")
-
-
-def ensure_agent(at: Client) -> None:
-    """Start this user's agent for a controller, if none runs, or the one that does has another number of slots."""
-    from brim.cli.agents import agent_words, end_process, running_words, slots_of, start_agent
-
-    lock = agent_folder() / "lock"
-    if agent_runs():
-        if slots_of(running_words(lock)) == slots_of(agent_words(at)):
-            return
-        end_process(lock, "the agent")  # its jobs, if it has any, go on under the next one
-    start_agent(at)

@@ -234,7 +234,7 @@ def _watch(at: Client, session: Session, work: Path, screen: Console) -> None:
                 session.ids.append(_submit(at, due, work))
             if screen.is_terminal:
                 session.ask_why(at)
-            show(session.board(SLOTS))
+            show(session.view(SLOTS))
             if session.is_over:
                 return
             time.sleep(TICK_S)

@@ -16,7 +16,8 @@ import typer
 from brim.agent.cgroups import noted_tree
 from brim.agent.folders import agent_folder, state_folder
 from brim.api.wire import SCHEMA
-from brim.cli.controller import agent_runs, client, controller_folder, is_locked, user
+from brim.cli.controller import client, controller_folder, user
+from brim.cli.locks import agent_runs, is_locked
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError

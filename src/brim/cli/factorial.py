@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from brim.cli import replay_options as option
 from brim.cli.options import INTERRUPTED, ClusterOption, JsonOption, OutputOption, complete_policy, numbers, output_of
 from brim.cli.outputs import check_outputs, console, payload
 from brim.cli.replay_inputs import cluster_of, overheads_of, read_trace, sleep_of, truth_option, warn_of_useless
@@ -31,56 +32,26 @@ _FIGURES: Final = {
 
 
 def factorial(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="Trace file in any known format.")],
+    trace: option.Trace,
     cluster: ClusterOption = None,
     policy: Annotated[
         str,
         typer.Option("--policy", "-p", metavar="POLICY", autocompletion=complete_policy,
                      help="Preset, or file of brim's parts, whose decisions are switched."),
     ] = "goodput",
-    format: Annotated[
-        str | None, typer.Option("--format", "-f", metavar="FORMAT", help="Trace format; detected by default.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N jobs.")] = None,
-    from_date: Annotated[
-        str | None,
-        typer.Option("--from", metavar="DATE", help="Only jobs submitted from then on, such as 2017-10-01."),
-    ] = None,
-    load: Annotated[
-        str, typer.Option("--load", metavar="X", help="Arrival rate relative to that of the trace.")
-    ] = "1",
-    truth: Annotated[
-        str,
-        typer.Option(
-            "--truth", metavar="NAME", help="How jobs run: rigid (as recorded), measured, or parametric (elastic)."
-        ),
-    ] = "rigid",
-    profiles: Annotated[
-        Path | None, typer.Option("--profiles", metavar="DIR", help="Measured applications, for --truth measured.")
-    ] = None,
-    elastic_share: Annotated[
-        float | None,
-        typer.Option(
-            "--elastic-share", metavar="X",
-            help="Share of jobs that may be resized, for --truth parametric; 0.3 by default.",
-        ),
-    ] = None,
-    sharing: Annotated[
-        str, typer.Option("--sharing", metavar="demand|FILE",
-                          help="How jobs on one GPU slow each other, as for `brim sim run`.")
-    ] = "",
-    loading: Annotated[
-        str, typer.Option("--loading", metavar="LIBRARY", help="How jobs wait for their data, as for `brim sim run`.")
-    ] = "",
-    overheads: Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale the cost of changes.")] = "x1",
-    suspend_time: Annotated[
-        str, typer.Option("--suspend-time", metavar="TIME",
-                          help="Let nodes without jobs sleep after this time, such as 5m. Never by default.")
-    ] = "",
-    power: Annotated[
-        str, typer.Option("--power", metavar="CURVES", help="Power of nodes, to show energy: builtin, or a TOML file.")
-    ] = "",
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")] = None,
+    format: option.Format = None,
+    limit: option.Limit = None,
+    from_date: option.From = None,
+    load: option.Load = "1",
+    truth: option.Truth = "rigid",
+    profiles: option.Profiles = None,
+    elastic_share: option.ElasticShare = None,
+    sharing: option.Sharing = "",
+    loading: option.Loading = "",
+    overheads: option.Overheads = "x1",
+    suspend_time: option.SuspendTime = "",
+    power: option.Power = "",
+    html: option.Html = None,
     output: OutputOption = "table",
     as_json: JsonOption = False,
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,15 +120,6 @@ def read_words(words: Sequence[str], where: str) -> dict[str, Any]:
 
 def _all() -> list[str]:
     return [*VALUES, "env", *SWITCHES]
-
-
-def read_line(line: str, where: str) -> dict[str, Any]:
-    """Read the options of a line, in which words may be quoted and a comment may follow; see ``read_words``."""
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return read_words(words, where)
 
 
 def read_variables(texts: Sequence[str], where: str = "--env") -> dict[str, str]:

@@ -98,11 +98,11 @@ def history_rows(jobs: Sequence[JobRecord], now_ms: int) -> list[tuple[str, ...]
         start_ms = job.first_start_ms if job.first_start_ms >= 0 else max(job.ended_ms, job.submit_ms)
         rows.append((str(job.id), name_of(job), job.user, job.state, str(job.exit_code) if job.exit_code >= 0 else "-",
                      gpus_of(job), clock((start_ms - job.submit_ms) / MS_PER_S), clock(run_s(job, now_ms)),
-                     str(job.attempt), _how(job) + ("; its log was removed" if is_removed(job) else "")))
+                     str(job.attempt), _reason_of(job) + ("; its log was removed" if is_removed(job) else "")))
     return rows
 
 
-def _how(job: JobRecord) -> str:
+def _reason_of(job: JobRecord) -> str:
     """How a job ended; for one that was started again, where it says why."""
     if not job.reason:  # another user's: `brim explain` would not tell of it either
         return "-"

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Final, cast
 
 from brim.agent.folders import RUNTIME_VARIABLE, STATE_VARIABLE, agent_folder, runtime_folder, state_folder
 from brim.cli.agents import END_S, end_process
-from brim.cli.controller import is_locked
+from brim.cli.locks import is_locked
 from brim.cli.up import STOP_MARGIN_S, start_cluster
 from brim.errors import BrimError
 from brim.gang import processes

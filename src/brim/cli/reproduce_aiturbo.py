@@ -12,6 +12,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from brim.cli.options import INTERRUPTED
 from brim.cli.outputs import console
 from brim.reports.experiment import TextTable, fitting_table
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from brim.sim.reproduce.aiturbo_sweep import DeviceUse, Factor, SweepResult, SweptReplay
     from brim.sim.reproduce.master import Headline
 
-INTERRUPTED = 130
 OURS: Final = "aiturbo"
 CLAIRVOYANT: Final = "true remaining time"
 PUBLISHED: Final = {"optimus": 1.8 / 1.24, "srtf": 1.9 / 1.24, "tiresias": 2.8 / 1.24, "fifo": 4.2 / 1.24}

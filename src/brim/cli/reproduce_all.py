@@ -52,7 +52,7 @@ def reproduce_all(*, quick: bool, seeds: int, trace: Path | None, data: Path | N
 
 def _rows(quick: bool, seeds: int, trace: Path | None, data: Path | None) -> Iterator[Headline]:
     from brim.cli import reproduce_adloader, reproduce_aiturbo, reproduce_eaco, reproduce_padding
-    from brim.cli.reproduce import elastic_results
+    from brim.cli.reproduce_elastic import elastic_results
     from brim.sim.reproduce import aiturbo_sweep, eaco, master
     from brim.sim.reproduce.grid import FULL, QUICK, headline
 

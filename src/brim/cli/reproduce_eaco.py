@@ -11,13 +11,13 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from brim.cli.options import INTERRUPTED
 from brim.cli.outputs import console
 from brim.reports.experiment import TextTable, fitting_table
 
 if TYPE_CHECKING:
     from brim.sim.reproduce.eaco import ClusterRow, Conditions, TableRow, Variant
 
-INTERRUPTED = 130
 QUICK_JOBS = 60
 
 

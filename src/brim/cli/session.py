@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from brim.cli.watch import Board, Row, Stretch
+from brim.cli.watch import ClusterView, Row, Stretch
 from brim.core.trace import JobClass
 from brim.units import MS_PER_S
 
@@ -157,10 +157,10 @@ class Session:
         record = self.jobs[job]
         return (record.ended_ms - record.submit_ms) / MS_PER_S
 
-    def board(self, slots: int) -> Board:
+    def view(self, slots: int) -> ClusterView:
         """Return what the screen shows now."""
         held = {slot for job in self.jobs.values() for slot in job.devices}
-        return Board(
+        return ClusterView(
             now_ms=self.now_ms, slots=slots, busy=len(held),
             preemptions=sum(job.preemptions for job in self.jobs.values()), resizes=sum(map(self.resizes, self.ids)),
             stretches=tuple(one for number, job in enumerate(self.ids, 1) for one in self._stretches(number, job)),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
+from brim.cli import replay_options as option
 from brim.cli.factorial import factorial
 from brim.cli.options import (
     AnonymiseOption,
@@ -56,109 +57,10 @@ app.command("factorial")(factorial)
 DEFAULT_POLICIES: Final = "fifo,backfill,sjf,srtf,las,gittins,tiresias,fair"
 SEEDS_MAX: Final = 1000
 
-_Trace = Annotated[
-    str, typer.Argument(metavar="TRACE", help="Trace file in any known format; - reads standard input.")
-]
-_Format = Annotated[
-    str | None, typer.Option("--format", "-f", metavar="FORMAT", help="Trace format; detected by default.")
-]
-_Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Only the first N jobs.")]
-_From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="DATE", help="Only jobs submitted from then on: 2017-10-01 or 2017-10-01T12:00."),
-]
-_Truth = Annotated[
-    str,
-    typer.Option(
-        "--truth", metavar="NAME", help="How jobs run: rigid (as recorded), measured, or parametric (elastic)."
-    ),
-]
-_Profiles = Annotated[
-    Path | None, typer.Option("--profiles", metavar="DIR", help="Measured applications, for --truth measured.")
-]
-_ElasticShare = Annotated[
-    float | None,
-    typer.Option(
-        "--elastic-share", metavar="X",
-        help="Share of jobs that may be resized, for --truth parametric; 0.3 by default.",
-    ),
-]
-_Sharing = Annotated[
-    str,
-    typer.Option(
-        "--sharing", metavar="demand|FILE",
-        help="How jobs that share GPUs slow each other down: demand (by their utilisation), or a TOML file of "
-        "measured sets. By default demand, if a policy lets jobs share.",
-    ),
-]
-_Loading = Annotated[
-    str,
-    typer.Option(
-        "--loading", metavar="LIBRARY",
-        help="How fast jobs really load their data, by model: synergy, or a file of brim profile. Data is always there "
-        "by default.",
-    ),
-]
-_Overheads = Annotated[str, typer.Option("--overheads", metavar="xF", help="Scale the cost of changes, such as x2.")]
-_Estimates = Annotated[
-    str,
-    typer.Option(
-        "--estimates", metavar="NAME", help="Run-time estimates of policies: limits (the users' own) or history."
-    ),
-]
-_Library = Annotated[
-    str,
-    typer.Option(
-        "--library", metavar="LIBRARY",
-        help="What policies know of models in advance: pollux, gavel, mlperf, synergy, or a file of brim profile.",
-    ),
-]
-_NodeMtbf = Annotated[
-    str,
-    typer.Option(
-        "--node-mtbf", metavar="TIME", help="Mean time between failures of a node, such as 30d; no failures by default."
-    ),
-]
-_JobMtbf = Annotated[
-    str,
-    typer.Option(
-        "--job-mtbf", metavar="TIME",
-        help="Mean running time between failures of a job, such as 10d; no failures by default.",
-    ),
-]
-_Drain = Annotated[
-    list[str] | None,
-    typer.Option("--drain", metavar="NODES@START+LENGTH", help="Close nodes, such as 0-3@2d+12h; may be repeated."),
-]
-_SuspendTime = Annotated[
-    str,
-    typer.Option(
-        "--suspend-time", metavar="TIME",
-        help="Let nodes without jobs sleep after this time, such as 5m; waking takes 60 s. Never by default.",
-    ),
-]
-_DropTooLarge = Annotated[
-    bool, typer.Option("--drop-too-large", help="Leave out jobs that the cluster could never run.")
-]
-_Price = Annotated[
-    str | None,
-    typer.Option(
-        "--price", metavar="X", help="Price of a GPU-hour, or a TOML file with prices by tier, to show what jobs cost."
-    ),
-]
-_Power = Annotated[
-    str,
-    typer.Option("--power", metavar="CURVES", help="Power of nodes, to show energy: builtin, or a TOML file."),
-]
-_Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")]
-_Jobs = Annotated[
-    Path | None, typer.Option("--jobs", metavar="FILE", help="Write one row per job and replay, as .parquet or .csv.")
-]
-
 
 @app.command()
 def run(
-    trace: _Trace,
+    trace: option.Trace,
     cluster: ClusterOption = None,
     policy: Annotated[
         str,
@@ -166,35 +68,33 @@ def run(
                      autocompletion=complete_policy),
     ] = "fifo",
     objective: ObjectiveOption = None,
-    format: _Format = None,
-    limit: _Limit = None,
-    from_date: _From = None,
-    load: Annotated[
-        str, typer.Option("--load", metavar="X", help="Arrival rate relative to that of the trace.")
-    ] = "1",
+    format: option.Format = None,
+    limit: option.Limit = None,
+    from_date: option.From = None,
+    load: option.Load = "1",
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", min=0, help="0 replays the trace as recorded; others resample.")
     ] = 0,
-    truth: _Truth = "rigid",
-    profiles: _Profiles = None,
-    elastic_share: _ElasticShare = None,
-    sharing: _Sharing = "",
-    loading: _Loading = "",
-    overheads: _Overheads = "x1",
-    estimates: _Estimates = "limits",
-    library: _Library = "",
-    node_mtbf: _NodeMtbf = "",
-    job_mtbf: _JobMtbf = "",
-    drain: _Drain = None,
-    suspend_time: _SuspendTime = "",
-    drop_too_large: _DropTooLarge = False,
-    price: _Price = None,
-    power: _Power = "",
+    truth: option.Truth = "rigid",
+    profiles: option.Profiles = None,
+    elastic_share: option.ElasticShare = None,
+    sharing: option.Sharing = "",
+    loading: option.Loading = "",
+    overheads: option.Overheads = "x1",
+    estimates: option.Estimates = "limits",
+    library: option.Library = "",
+    node_mtbf: option.NodeMtbf = "",
+    job_mtbf: option.JobMtbf = "",
+    drain: option.Drain = None,
+    suspend_time: option.SuspendTime = "",
+    drop_too_large: option.DropTooLarge = False,
+    price: option.Price = None,
+    power: option.Power = "",
     bill: Annotated[
         str, typer.Option("--bill", metavar="user|job", help="Show what each user or job held, used, cost and lost.")
     ] = "",
-    html: _Html = None,
-    jobs: _Jobs = None,
+    html: option.Html = None,
+    jobs: option.Jobs = None,
     anonymise: AnonymiseOption = False,
     output: OutputOption = "table",
     as_json: JsonOption = False,
@@ -221,7 +121,7 @@ def run(
 
 @app.command()
 def compare(
-    trace: _Trace,
+    trace: option.Trace,
     cluster: ClusterOption = None,
     policies: Annotated[
         str,
@@ -230,9 +130,9 @@ def compare(
             autocompletion=complete_policies,
         ),
     ] = DEFAULT_POLICIES,
-    format: _Format = None,
-    limit: _Limit = None,
-    from_date: _From = None,
+    format: option.Format = None,
+    limit: option.Limit = None,
+    from_date: option.From = None,
     load: Annotated[
         str, typer.Option("--load", metavar="LIST", help="Arrival rates relative to the trace: 0.7,0.9,1.1.")
     ] = "1",
@@ -244,23 +144,23 @@ def compare(
             "more give intervals.",
         ),
     ] = 1,
-    truth: _Truth = "rigid",
-    profiles: _Profiles = None,
-    elastic_share: _ElasticShare = None,
-    sharing: _Sharing = "",
-    loading: _Loading = "",
-    overheads: _Overheads = "x1",
-    estimates: _Estimates = "limits",
-    library: _Library = "",
-    node_mtbf: _NodeMtbf = "",
-    job_mtbf: _JobMtbf = "",
-    drain: _Drain = None,
-    suspend_time: _SuspendTime = "",
-    drop_too_large: _DropTooLarge = False,
-    price: _Price = None,
-    power: _Power = "",
-    html: _Html = None,
-    jobs: _Jobs = None,
+    truth: option.Truth = "rigid",
+    profiles: option.Profiles = None,
+    elastic_share: option.ElasticShare = None,
+    sharing: option.Sharing = "",
+    loading: option.Loading = "",
+    overheads: option.Overheads = "x1",
+    estimates: option.Estimates = "limits",
+    library: option.Library = "",
+    node_mtbf: option.NodeMtbf = "",
+    job_mtbf: option.JobMtbf = "",
+    drain: option.Drain = None,
+    suspend_time: option.SuspendTime = "",
+    drop_too_large: option.DropTooLarge = False,
+    price: option.Price = None,
+    power: option.Power = "",
+    html: option.Html = None,
+    jobs: option.Jobs = None,
     anonymise: AnonymiseOption = False,
     output: OutputOption = "table",
     as_json: JsonOption = False,

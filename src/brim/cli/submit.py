@@ -15,7 +15,7 @@ import typer
 
 from brim.api.wire import SCHEMA
 from brim.cli.completion import JobArgument, complete_dependency
-from brim.cli.controller import FollowedJob, client, ensure_agent, find_awaited, find_job
+from brim.cli.controller import FollowedJob, client, find_awaited, find_job
 from brim.cli.job_options import asked, merged, read_variables, valid_name
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
@@ -229,6 +229,7 @@ def redo(
     """Submit a job again as it was, with the environment and working folder that it had."""
     from brim.agent.capture import read_capture, write_capture
     from brim.agent.folders import agent_folder, captures_folder
+    from brim.cli.agents import ensure_agent
     from brim.cli.retention import KEPT_DAYS
 
     wanted = output_of(output, as_json)
@@ -258,6 +259,7 @@ def _submit(
     at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str, *, waits: bool
 ) -> list[int]:
     """Submit jobs, or show what would become of them. With ``waits``, one that can never run is refused."""
+    from brim.cli.agents import ensure_agent
     from brim.cli.capture import requests_of, work_of
     from brim.cli.retention import remove_old
     from brim.live.requests import AFTER_MAX

@@ -16,8 +16,9 @@ import typer
 
 from brim.agent.folders import agent_folder, check_runtime_folder, runtime_folder, state_folder
 from brim.api.wire import SCHEMA
-from brim.cli.controller import agent_runs, client, controller_folder, ensure_agent, is_locked, joined_file, user
+from brim.cli.controller import client, controller_folder, joined_file, user
 from brim.cli.job_table import printable, ranges, table
+from brim.cli.locks import agent_runs, is_locked
 from brim.cli.options import JsonOption, ObjectiveOption, OutputOption, complete_policy, output_of, whole
 from brim.cli.unconverted import UnconvertedCommand
 from brim.errors import BrimError, ConfigError, NotFoundError, RefusedError, shown
@@ -123,7 +124,7 @@ def start_cluster(at: Client, words: Sequence[str]) -> Path:
         BrimError: one of them ended, or does not answer.
     """
     from brim.agent.starting import start_process
-    from brim.cli.agents import wait_for
+    from brim.cli.agents import ensure_agent, wait_for
 
     folder = state_folder() / "controller"
     started = start_process("brim.api.serve", words, folder)
@@ -219,7 +220,7 @@ def _already_up(at: Client, wished: Mapping[str, str]) -> None:
     Raises:
         RefusedError: what was wished is not so: it has to be started anew. No agent is started then.
     """
-    from brim.cli.agents import wait_until
+    from brim.cli.agents import ensure_agent, wait_until
 
     wait_until(at.is_recovered, at.is_there)  # another `brim up` may have just started it
     status = at.status()["status"]

@@ -1,6 +1,6 @@
 """Show a cluster at work on the screen: which job has which slot when, and the state of each job.
 
-A ``Board`` holds what is shown; ``drawn`` draws it. What it shows comes from ``cli/session.py``.
+A ``ClusterView`` holds what is shown; ``drawn`` draws it. What it shows comes from ``cli/session.py``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class ClusterView:
     """The state of a cluster at one moment; times in ms since it was first looked at."""
 
     now_ms: int
@@ -75,18 +75,18 @@ class Board:
         )
 
 
-def drawn(board: Board, width: int) -> Text:
+def drawn(view: ClusterView, width: int) -> Text:
     """Draw the grid of slots and time, and below it one line per job."""
     from rich.text import Text
 
     text = Text(no_wrap=True, overflow="crop")
-    text.append(f"{board.in_words()}\n", style="bold")
+    text.append(f"{view.in_words()}\n", style="bold")
     columns = max(10, width - 8)
-    last = board.now_ms // COLUMN_MS
+    last = view.now_ms // COLUMN_MS
     first = max(0, last + 1 - columns)
-    for slot in range(board.slots):
+    for slot in range(view.slots):
         text.append(f"slot {slot} ")
-        cells = [_cell(board, slot, column * COLUMN_MS) for column in range(first, last + 1)]
+        cells = [_cell(view, slot, column * COLUMN_MS) for column in range(first, last + 1)]
         for job, bar in groupby(cells, key=itemgetter(0)):
             styles = [style for _, style in bar]
             for char, style in zip(_bar_of(job, len(styles)), styles, strict=True):
@@ -96,11 +96,11 @@ def drawn(board: Board, width: int) -> Text:
     legend = "a bar begins with the job's number; dim: starting, underlined: saving"
     text.append(f"       {legend}\n", style="dim")
     text.append("job user  slots  state            progress    why it waits\n", style="bold")
-    for job, row in enumerate(board.jobs, 1):
+    for job, row in enumerate(view.jobs, 1):
         text.append(f"{job:>3} ", style=_COLOURS[job % len(_COLOURS)])
         why = _cut(row.why, width - 46)
         line = f"{row.user:5} {row.slots:>5}  {row.state:16} {_bar(row.fraction)}  {why}".rstrip()
-        text.append(line + ("\n" if job < len(board.jobs) else ""), style=row.style)
+        text.append(line + ("\n" if job < len(view.jobs) else ""), style=row.style)
     return text
 
 
@@ -116,10 +116,10 @@ def _bar_of(job: int | None, length: int) -> str:
     return (number if len(number) <= length else "").ljust(length, "━")
 
 
-def _cell(board: Board, slot: int, begin_ms: int) -> tuple[int | None, str]:
+def _cell(view: ClusterView, slot: int, begin_ms: int) -> tuple[int | None, str]:
     """Return the job that had the slot in the middle of a column of time, and its style."""
-    at_ms = min(begin_ms + COLUMN_MS // 2, board.now_ms)
-    for one in board.stretches:
+    at_ms = min(begin_ms + COLUMN_MS // 2, view.now_ms)
+    for one in view.stretches:
         if one.slot == slot and one.begin_ms <= at_ms < max(one.end_ms, one.begin_ms + 1):
             style = _COLOURS[one.job % len(_COLOURS)]
             if one.running_ms is None or at_ms < one.running_ms:
@@ -150,19 +150,19 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self._console, self._next_ms = console, 0
 
-    def show(self, board: Board) -> None:
+    def show(self, view: ClusterView) -> None:
         """Print the state, if the last line is old enough or every job has ended."""
-        if board.now_ms >= self._next_ms or board.done == len(board.jobs):
-            self._next_ms = (board.now_ms // QUIET_MS + 1) * QUIET_MS
-            self._console.print(board.in_words(), markup=False, soft_wrap=True)
+        if view.now_ms >= self._next_ms or view.done == len(view.jobs):
+            self._next_ms = (view.now_ms // QUIET_MS + 1) * QUIET_MS
+            self._console.print(view.in_words(), markup=False, soft_wrap=True)
 
 
 class View:
-    """Draw the board on a terminal, in place of the one before."""
+    """Draw the view on a terminal, in place of the one before."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def show(self, board: Board) -> None:
+    def show(self, view: ClusterView) -> None:
         """Draw the state."""
-        self._live.update(drawn(board, self._live.console.width), refresh=True)
+        self._live.update(drawn(view, self._live.console.width), refresh=True)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
-from brim.core.actions import Bookings, Plan, Preempt, Reject, Resize, Start, Tune, plan_of
+from brim.core.actions import Bookings, Plan, plan_of
 from brim.core.arrays import IntArray
 from brim.core.changes import RULES, stages
+from brim.core.events import Kind
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import NONE
-from brim.engine.rows import PREEMPTED, REJECTED, RESIZED, STARTED, TUNED, changes
+from brim.engine.rows import changes
 from brim.policies.sockets import Sizes
-
-_BOOKS: Final = np.full(6, NONE, dtype=np.int64)
-"""Kind of event that books what becomes of a job; NONE for a job that is unchanged."""
-_BOOKS[[PREEMPTED, REJECTED, RESIZED, STARTED, TUNED]] = [
-    Preempt.rule.books, Reject.rule.books, Resize.rule.books, Start.rule.books, Tune.rule.books,
-]
 
 
 def difference(
@@ -47,33 +40,35 @@ def difference(
     )
     if not count:
         return plan_of(snapshot.now_ms)
-    rows = np.flatnonzero(became)
-    preempted, rejected, tuned = (rows[became[rows] == code] for code in (PREEMPTED, REJECTED, TUNED))
-    new = np.flatnonzero(became[wanted.job] >= RESIZED)
+    rows = np.flatnonzero(became != NONE)
+    preempted, rejected, tuned = (rows[became[rows] == kind] for kind in (Kind.PREEMPT, Kind.REJECT, Kind.TUNE))
+    changed = became[wanted.job]
+    new = np.flatnonzero(RULES.gives[changed] & (changed != NONE))
     granted = wanted.job[new]
     first = np.zeros(len(became), dtype=np.int64)
     first[granted[::-1]] = np.arange(len(new))[::-1]  # the jobs that get another setting, in the order of the grants
     gangs = granted[first[granted] == np.arange(len(new))]
     acted = np.concatenate((
-        preempted, rejected, gangs[became[gangs] == RESIZED], gangs[became[gangs] == STARTED], tuned,
+        preempted, rejected, gangs[became[gangs] == Kind.RESIZE], gangs[became[gangs] == Kind.START], tuned,
     ))
     place = np.zeros(len(became), dtype=np.int64)
     place[acted] = np.arange(len(acted))
     new = new[np.lexsort((wanted.gpu[new], wanted.node[new], place[granted]))]
-    what, gives = became[acted], became[acted] >= RESIZED
+    kind = became[acted]
+    gives, starts = RULES.gives[kind], kind == Kind.START
     counts = np.bincount(place[granted], minlength=len(acted))
     job = wanted.job[new]
     plan = Plan(
-        time_ms=snapshot.now_ms, attempt=jobs.attempt[acted] + (what == STARTED),
+        time_ms=snapshot.now_ms, attempt=jobs.attempt[acted] + starts,
         sequence=np.where(gives, jobs.sequence[acted] + 1, NONE),
-        analyse=(what == STARTED) & (sizes.analyse[acted] if len(sizes.analyse) else False),
+        analyse=starts & (sizes.analyse[acted] if len(sizes.analyse) else False),
         bookings=Bookings(
-            kind=_BOOKS[what], job=jobs.id[acted], batch=np.where(gives, batch[acted], NONE),
+            kind=kind, job=jobs.id[acted], batch=np.where(gives, batch[acted], NONE),
             revocable=gives & revocable[acted], first=np.concatenate(([0], np.cumsum(counts))),
             ranks=np.column_stack((wanted.node[new], wanted.gpu[new], wanted.share_milli[new], workers[job])),
         ),
     )
-    return _staged(snapshot, plan) if len(tuned) or (what == RESIZED).any() else plan
+    return _staged(snapshot, plan) if len(tuned) or (kind == Kind.RESIZE).any() else plan
 
 
 def _staged(snapshot: Snapshot, plan: Plan) -> Plan:

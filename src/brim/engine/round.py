@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from brim.beliefs.beliefs import Beliefs
 from brim.beliefs.runtime import Undeclared
-from brim.core.actions import Plan, Resize, Tune
-from brim.core.arrays import BoolArray, IntArray, frozen, replaced
-from brim.core.changes import RULES
+from brim.core.actions import Plan
+from brim.core.arrays import IntArray, frozen, replaced
 from brim.core.checks import check_plan
 from brim.core.snapshot import Snapshot
 from brim.core.tables import EMPTY, Grants
-from brim.core.trace import NONE
 from brim.engine.answers import (
     Seen,
     asking,
@@ -29,11 +27,12 @@ from brim.engine.answers import (
     filled_grants,
     own_column,
     own_grants,
-    own_memory,
     own_sizes,
 )
+from brim.engine.declared import are_settled, check_left_alone
 from brim.engine.difference import difference
 from brim.engine.gate import gated
+from brim.engine.memory import remembered, stored
 from brim.engine.padding import Hidden, Reasons, as_held, hidden
 from brim.engine.rows import reasons
 from brim.errors import PlanError
@@ -119,9 +118,9 @@ def run_round(
         placed = spare_padding(snapshot, beliefs.joins, placed, hides.padding)
     counts = policy.declares("feed", "counts_cores")
     kept = memory.get("feed")
-    sees = _remembered(("fill", "feed"), snapshot, policy, memory)
+    sees = remembered(("fill", "feed"), snapshot, policy, memory)
     if hides.any and "feed" in memory:  # of regular jobs, only what rounds about them have noticed
-        memory["feed"] = hides.only_padding(memory["feed"], _stored(policy, "feed", snapshot) if kept is None else kept)
+        memory["feed"] = hides.only_padding(memory["feed"], stored(policy, "feed", snapshot) if kept is None else kept)
         sees["feed"] = sees["feed"].with_memo(memory["feed"])
     with asking(policy, "fill", sees["fill"]) as seen:  # 4 which jobs use the remaining GPUs
         taken = frozen(loaders[placed.job]) if hides.any and counts else EMPTY
@@ -136,40 +135,20 @@ def run_round(
         others = own_column(policy.feed(seen, beliefs_for("feed"), replaced(feeds[1])), size)
         loaders = hides.only_padding(others, loaders) if hides.any else others
         check_loaders(loaders, snapshot)
-    plan = difference(snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
-    try:
-        if not policy.changes_running and (RULES.frees & RULES.gives)[plan.bookings.kind].any():
-            _check_left_alone(plan, snapshot, hides.padding)
-        check_plan(snapshot, plan, count_loaders=counts)
-    except PlanError as error:  # several parts have made it
-        lines = own_lines(policy)
-        raise PlanError(f"policy {policy.name!r}: {error}" + (f"; see {lines}" if lines else "")) from error
+    plan = _checked_plan(policy, hides, sizes, wanted, loaders)
     settled = settled_padding = False
     if policy.acts_when_idle:
         changes = np.isin(snapshot.jobs.id, [action.job for action in plan])
         if reasons_before is None and not ((changes | snapshot.jobs.waits) & ~hides.padding).any():
-            settled = _settled(policy, sees_regular if hides.any else {**sees_regular, **sees}, beliefs_for)
+            settled = are_settled(policy, sees_regular if hides.any else {**sees_regular, **sees}, beliefs_for)
         if hides.any and not (changes & hides.padding).any():
-            settled_padding = _settled(policy, {"fill": sees["fill"], "feed": feeds[0]}, beliefs_for)
+            settled_padding = are_settled(policy, {"fill": sees["fill"], "feed": feeds[0]}, beliefs_for)
     why, blocker = reasons(wanted.job, wanted.why, wanted.blocker, snapshot.jobs.id)
     return RoundResult(
         plan=plan, snapshot=snapshot, order=order, sizes=sizes, grants=wanted, why=why, blocker=blocker, memory=memory,
         only_fills=reasons_before is not None,
         settled=settled, settled_padding=settled_padding,
     )
-
-
-def _settled(policy: Policy, sees: Mapping[str, Seen], beliefs_for: Callable[[str], Beliefs]) -> bool:
-    """Whether the parts of these sockets that act when no job waits say that they are settled."""
-    for socket, seen_by in sees.items():
-        if not policy.declares(socket, "acts_when_idle"):
-            continue
-        if not policy.declares(socket, "settled"):
-            return False
-        with asking(policy, socket, seen_by, "settled") as seen:
-            if not getattr(policy, socket).settled(seen, beliefs_for(socket)):
-                return False
-    return True
 
 
 def _regular(
@@ -183,7 +162,7 @@ def _regular(
     """
     snapshot, memory = hides.view, dict[str, IntArray]()
     size = len(snapshot.jobs)
-    sees = _remembered(("order", "size", "place"), snapshot, policy, memory)  # 0 what they remember of earlier rounds
+    sees = remembered(("order", "size", "place"), snapshot, policy, memory)  # 0 what they remember of earlier rounds
     with asking(policy, "order", sees["order"]) as seen:
         order = own_column(policy.order(seen, beliefs_for("order")), size)  # 1 which job first
         check_permutation(order, size)
@@ -207,77 +186,22 @@ def _regular(
             sizes, placed = gated(snapshot, order, sizes, placed, worth)
     loaders: IntArray = np.zeros(size, dtype=np.int64)
     if hides.any:
-        sees |= _remembered(("feed",), snapshot, policy, memory)
+        sees |= remembered(("feed",), snapshot, policy, memory)
         with asking(policy, "feed", sees["feed"]) as seen:
             loaders = own_column(policy.feed(seen, beliefs_for("feed"), replaced(placed)), size)
             check_loaders(loaders, snapshot)
-    memory = {socket: hides.column(stored) for socket, stored in memory.items()}
+    memory = {socket: hides.column(values) for socket, values in memory.items()}
     return memory, sees, hides.rows[order], sizes, placed, loaders
 
 
-def _remembered(
-    sockets: Sequence[str], snapshot: Snapshot, policy: Policy, new: dict[str, IntArray]
-) -> dict[str, Seen]:
-    """Ask parts what they newly remember, add it to ``new``, and return the snapshot that each part sees.
-
-    A part with ``remember`` sees in ``memo`` what it has just remembered. The others see what the order part has just
-    remembered, (J,) or (J, K) if it remembers K integers per job; 0 if the order part has no ``remember``.
-    """
-    given = Seen(snapshot)
-    if "order" in new:
-        given = given.with_memo(new["order"])
-    elif policy.declares("order", "remember") and "order" not in sockets:
-        given = given.with_memo(_stored(policy, "order", snapshot))
-    sees = dict.fromkeys(sockets, given)
-    for socket in sockets:
-        if not policy.declares(socket, "remember"):
-            continue
-        part = getattr(policy, socket)
-        with asking(policy, socket, given):
-            before = _stored(policy, socket, snapshot)
-        sees[socket] = given if before is snapshot.jobs.memo else given.with_memo(before)
-        with asking(policy, socket, sees[socket], "remember") as seen:
-            after = own_memory(part.remember(seen), len(snapshot.jobs), _columns(policy, socket))
-        if not np.array_equal(after, before):
-            new[socket] = after
-            sees[socket] = given.with_memo(after)
-        if socket == "order":  # the first of SOCKETS
-            given = sees[socket]
-            sees = dict.fromkeys(sockets, given)
-    return sees
-
-
-def _columns(policy: Policy, socket: str) -> int:
-    """How many integers per job a part remembers."""
-    columns = int(getattr(getattr(policy, socket), "memory_columns", 1))
-    if columns < 1:
-        raise PlanError(f"memory_columns is {columns}, expected at least 1")
-    return columns
-
-
-def _stored(policy: Policy, socket: str, snapshot: Snapshot) -> IntArray:
-    """What a part remembered in the last round."""
-    return snapshot.memory.of(socket, len(snapshot.jobs), _columns(policy, socket))
-
-
-def _check_left_alone(plan: Plan, snapshot: Snapshot, padding: BoolArray) -> None:
-    """Check that no running job is changed by a policy whose parts do not declare that they change running jobs.
-
-    Whether its grants are revocable may change, and so may its share of GPUs that it keeps: no process notices. Padding
-    jobs that are taken as such may be changed.
-    """
-    for action in plan:
-        if isinstance(action, Resize | Tune):
-            row = int(np.searchsorted(snapshot.jobs.id, action.job))
-            has = snapshot.setting_of(row)
-            if padding[row]:
-                continue
-            if has is not None and has.batch == NONE:  # it trains with a batch of its own, which it has reported since
-                has = replace(has, batch=action.setting.batch)
-            if has is not None and action.setting.same_for_processes_as(has):
-                continue
-            changed = "other GPUs" if isinstance(action, Resize) else "another batch"
-            raise PlanError(
-                f"plan gives job {action.job} {changed} while it runs, but none of the policy's parts declares "
-                "this: set resizes_running = True in the size part or moves_running = True in the place part"
-            )
+def _checked_plan(policy: Policy, hides: Hidden, sizes: Sizes, wanted: Grants, loaders: IntArray) -> Plan:
+    """What changes the settings of jobs into those that they are to have; an error names the lines of the policy."""
+    plan = difference(hides.snapshot, sizes, wanted, loaders, tunes_loaders=policy.changes_running)
+    try:
+        if not policy.changes_running:
+            check_left_alone(plan, hides.snapshot, hides.padding)
+        check_plan(hides.snapshot, plan, count_loaders=policy.declares("feed", "counts_cores"))
+    except PlanError as error:  # several parts have made it
+        lines = own_lines(policy)
+        raise PlanError(f"policy {policy.name!r}: {error}" + (f"; see {lines}" if lines else "")) from error
+    return plan

@@ -12,6 +12,7 @@ import numpy as np
 
 from brim.compiled import in_place, internal, njit
 from brim.core.arrays import BoolArray, IntArray
+from brim.core.events import Kind
 from brim.core.lifecycle import Phase
 from brim.core.reasons import SHARES, Reason
 from brim.core.setting import SERVER
@@ -22,8 +23,10 @@ FINE: Final = -1
 """Fault of an answer that has none."""
 BLOCKER, WHY, INCREASING, JOB, NOWHERE, SHARE, REVOCABLE = range(7)
 """Faults of grants, in the order in which they are looked for."""
-UNCHANGED, PREEMPTED, REJECTED, RESIZED, STARTED, TUNED = range(6)
-"""What becomes of a job."""
+_PREEMPT, _REJECT, _RESIZE, _START, _TUNE = (
+    int(kind) for kind in (Kind.PREEMPT, Kind.REJECT, Kind.RESIZE, Kind.START, Kind.TUNE)
+)
+"""What becomes of a job: the kind of event that books it."""
 
 _FIRST_SHARES, _LAST_SHARES = int(min(SHARES)), int(max(SHARES))
 _STARTING, _RUNNING = int(Phase.STARTING), int(Phase.RUNNING)
@@ -163,10 +166,11 @@ def changes(
         tunes_loaders: Whether jobs whose ranks stay get other loader workers.
 
     Returns:
-        Number of jobs that change, what becomes of each (J,), then batch, loader workers and revocability from now on.
+        Number of jobs that change; for each job the kind of event that books its change, NONE for no change (J,); then
+        batch, loader workers and revocability from now on.
     """
     size = len(phase)
-    became, batch, workers = np.zeros(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    became, batch, workers = np.full(size, NONE), np.empty(size, np.int64), np.empty(size, np.int64)
     was_revocable, will_revoke = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
     at, rest, same = np.zeros(size, np.int64), np.zeros(size, np.int64), np.ones(size, np.bool_)
     has, had_share, will_share = np.zeros(size, np.bool_), np.zeros((size, 3), np.int64), np.zeros((size, 3), np.int64)
@@ -197,11 +201,11 @@ def changes(
         if len(batch_wanted):
             batch[j] = batch_wanted[j]
         if holds and not has[j]:
-            became[j] = PREEMPTED
+            became[j] = _PREEMPT
         elif holds:
             moved = rest[j] != 0 or (not same[j] and _has_moved(j, held_job, held_node, held_gpu, job, node, gpu))
             if moved:
-                became[j] = RESIZED
+                became[j] = _RESIZE
             else:
                 if not tunes_loaders:
                     workers[j] = loaders_now[j]
@@ -211,12 +215,12 @@ def changes(
                 if batch_now[j] != NONE or len(batch_wanted):  # else the batch is the job's own, which it has reported
                     other |= batch[j] != batch_now[j]
                 if other or workers[j] != loaders_now[j]:
-                    became[j] = TUNED
+                    became[j] = _TUNE
         elif has[j]:
-            became[j] = STARTED
+            became[j] = _START
         elif len(reject) and reject[j]:
-            became[j] = REJECTED
-        count += became[j] != UNCHANGED
+            became[j] = _REJECT
+        count += became[j] != NONE
     return count, became, batch, workers, will_revoke
 
 

@@ -171,7 +171,7 @@ async def _in_thread(answer: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def tell(set_it: Callable[[], None]) -> None:
+    def set_unless_done(set_it: Callable[[], None]) -> None:
         if not done.done():  # who asked may have gone
             set_it()
 
@@ -183,7 +183,7 @@ async def _in_thread(answer: Callable[[], T]) -> T:
         else:
             outcome = partial(done.set_result, found)
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, outcome)
+            loop.call_soon_threadsafe(set_unless_done, outcome)
 
     threading.Thread(target=work, name="foresight", daemon=True).start()
     return await done

@@ -87,16 +87,6 @@ def reserve_port() -> socket.socket:
     raise OSError(f"no free port in {_ATTEMPTS_MAX} attempts in {_PORTS}")
 
 
-def free_port() -> int:
-    """Return a port on which no process listens now.
-
-    Raises:
-        OSError: none was found.
-    """
-    with reserve_port() as reserved:
-        return port_of(reserved)
-
-
 def port_of(reserved: socket.socket) -> int:
     """Return the port that a socket keeps."""
     return int(reserved.getsockname()[1])

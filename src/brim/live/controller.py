@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatchmethod
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from brim.agent.protocol import (
     BLAME_NODE,
@@ -34,7 +34,7 @@ from brim.agent.protocol import (
     StopAttempt,
 )
 from brim.beliefs.beliefs import Beliefs
-from brim.core.actions import Action, Preempt, Reject, Resize, Start
+from brim.core.actions import Action, Preempt, Reject, Resize, Start, Tune
 from brim.core.cluster import Cluster, parse_cluster
 from brim.core.events import Event, Kind, Report
 from brim.core.lifecycle import Phase
@@ -654,20 +654,25 @@ class Controller:
     def _carry_out(self, action: Action) -> None:
         """Turn an action, which the engine has booked, into attempts and orders."""
         self.books.dirty.add(action.job)
-        if isinstance(action, Start):
-            job = self.jobs[action.job]
-            if action.analyse and action.attempt == 1 and job.request.is_elastic:
-                self._reconciler.analysed.add(job.id)
-            self._begin_attempt(job.id, action.attempt, action.sequence, action.setting)
-        elif isinstance(action, Resize):
-            attempt, devices = self.ledger.of(action.job), devices_of(action.setting)
-            if attempt is not None and attempt.state != "waiting" and ON_CPU in (*attempt.devices, *devices):
-                self.books.announce(action.job, EXCHANGED)
-            if action.setting.revocable:
-                self._revoke(action.job)
-        elif isinstance(action, Preempt):
-            self.books.put(action.job, preemptions=self.jobs[action.job].preemptions + 1)
-            self.books.announce(action.job, PREEMPTED)
+        match action:
+            case Start():
+                job = self.jobs[action.job]
+                if action.analyse and action.attempt == 1 and job.request.is_elastic:
+                    self._reconciler.analysed.add(job.id)
+                self._begin_attempt(job.id, action.attempt, action.sequence, action.setting)
+            case Resize():
+                attempt, devices = self.ledger.of(action.job), devices_of(action.setting)
+                if attempt is not None and attempt.state != "waiting" and ON_CPU in (*attempt.devices, *devices):
+                    self.books.announce(action.job, EXCHANGED)
+                if action.setting.revocable:
+                    self._revoke(action.job)
+            case Preempt():
+                self.books.put(action.job, preemptions=self.jobs[action.job].preemptions + 1)
+                self.books.announce(action.job, PREEMPTED)
+            case Tune() | Reject():
+                pass  # the reconciler compares settings; rejected jobs end after their rounds, see ``_decide``
+            case _:
+                assert_never(action)
 
     def _devices(self, job: int) -> tuple[int, ...]:
         """Devices on which processes of a job may be."""

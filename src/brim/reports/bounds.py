@@ -53,9 +53,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -66,7 +65,6 @@ from brim.core.replay import Replay
 from brim.core.trace import Trace
 from brim.units import MS_PER_S, WHOLE_GPU
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _ASCENT_JOBS: Final = 20_000_000
 """Jobs scheduled over all steps of the ascent: about two seconds on one core for any trace."""
 _ASCENT_STEPS: Final = (8, 60)

@@ -34,8 +34,6 @@ from brim.reports.timeline import gantt_section
 from brim.reports.verdict import Groups, mean_of, standing, times
 from brim.units import MS_PER_S, counted, show_duration
 
-MAX_BYTES: Final = 5_000_000
-"""Largest size of a page; the budget of the Gantt chart keeps pages of any trace below it."""
 _LONGEST_RATIO: Final = 3
 """Bars of the distance to the bound are cut at this multiple of the median, so that an outlier hides no difference."""
 _LEFT_OUT: Final = ("policy", "makespan x bound", "estimates", "rounds/s", "wall")

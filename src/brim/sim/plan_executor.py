@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from brim.beliefs.analyser import Analysis, analyse
-from brim.core.actions import Plan, Preempt, Reject, Resize, Start, Tune
+from brim.core.actions import ACTIONS, Plan, Preempt, Reject, Resize, Start, Tune
 from brim.core.events import JobSpec, Kind
 from brim.core.trace import NONE
+from brim.errors import InvariantError
 from brim.policies.sockets import Policy
 from brim.sim.attempts import Attempts, RunningJob
 from brim.sim.fault_injector import FaultInjector
@@ -48,6 +49,9 @@ class PlanExecutor:
         self._come_by: dict[type, Callable[[Any, int], None]] = {
             Reject: self._reject, Resize: self._start, Start: self._start, Tune: self._tune,
         }
+        for action in ACTIONS:
+            if action not in self._leave_by and action not in self._come_by:
+                raise InvariantError(f"the twin has no function for {action.__name__}")
 
     def carry_out(self, plan: Plan, now_ms: int) -> None:
         """Carry out a plan."""

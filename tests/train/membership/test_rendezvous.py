@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import brim.train as bt
-from brim.gang.environment import free_port
 from brim.train.checkpoint.checkpointer import Checkpointer, StaleError
 from brim.train.checkpoint.saving import Checkpoints
 from brim.train.gradients.buckets import make_reducer
@@ -21,6 +20,7 @@ from brim.train.membership.process_group import BrokenGroupError
 from brim.train.membership.rendezvous import NO_STATE, share_state
 from brim.train.membership.static_group import static_group
 from tests import forked
+from tests.ports import free_port
 from tests.train.gangs import on_ranks
 from tests.train.models import Rows, loss_of
 
