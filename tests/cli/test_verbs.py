@@ -45,6 +45,7 @@ HEAVY = {"numpy", "numba", "polars", "fastapi", "pydantic", "uvicorn", "rich", "
 @pytest.mark.parametrize(("words", "error"), [
     (["ps"], "NoControllerError"), (["submit", "-g", "1-2", "--env", "A=1", "true"], "NoControllerError"),
     (["cancel", "3"], "NoControllerError"), (["logs", "-f"], "NoControllerError"), (["submit", "-h"], "SystemExit"),
+    (["submit", "-t", "soon", "true"], "ConfigError"),
 ])  # fmt: skip
 def test_verbs_that_answer_at_once_import_nothing_heavy(words, error, tmp_path):
     code = f"""

@@ -16,7 +16,7 @@ import typer
 from brim.api.wire import SCHEMA
 from brim.cli.completion import JobArgument, complete_dependency
 from brim.cli.controller import FollowedJob, client, find_awaited, find_job
-from brim.cli.job_options import asked, merged, read_variables, valid_name
+from brim.cli.job_options import Asked, asked, merged, read_variables, valid_name
 from brim.cli.job_table import printable
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.unconverted import UnconvertedCommand
@@ -196,8 +196,9 @@ def submit(
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, array, env, chdir, begin,
                      deadline, hold, requeue, grace, batch, ranks, gpu_mem, gpu_util, devices, target_loss)
     wanted = output_of(output, as_json)
+    work, wants = _read(words, given)
     at = client()
-    ids = _submit(at, words, given, dry_run, wanted, waits=wait)
+    ids = _submit(at, work, wants, dry_run, wanted, waits=wait)
     if wait and ids:
         raise typer.Exit(max(_wait(at, job) for job in ids))
 
@@ -215,8 +216,9 @@ def run(
     """Submit a job, show what it writes, and end with its exit code. Ctrl-C detaches; the job goes on."""
     given = _options(name, gpus, cpus, mem, time_limit, priority, job_class, after, None, env, chdir, begin,
                      deadline, False, requeue, grace, batch, ranks, gpu_mem, gpu_util, devices, target_loss)
+    work, wants = _read(words, given)
     at = client()
-    ids = _submit(at, words, given, dry_run, "table" if detach else "none", waits=not detach)
+    ids = _submit(at, work, wants, dry_run, "table" if detach else "none", waits=not detach)
     if ids and not detach:
         raise typer.Exit(_followed(at, ids[0]))
 
@@ -255,24 +257,13 @@ def redo(
     _print(ids, (), wanted)
 
 
-def _submit(
-    at: Client, words: Sequence[str], given: dict[str, Any], dry_run: bool, wanted: str, *, waits: bool
-) -> list[int]:
-    """Submit jobs, or show what would become of them. With ``waits``, one that can never run is refused."""
-    from brim.cli.agents import ensure_agent
-    from brim.cli.capture import requests_of, work_of
-    from brim.cli.retention import remove_old
-    from brim.live.requests import AFTER_MAX
+def _read(words: Sequence[str], given: dict[str, Any]) -> tuple[Runnable, Asked]:
+    """Read what is to run and what it asks for, and say what is ignored; no controller is needed for that."""
+    from brim.cli.capture import work_of
 
     work = work_of(words)
     options = merged(work.options, given)
     wants = asked(options)
-    after: dict[str, list[int]] = {}
-    for one in wants.after:
-        found = find_awaited(at, one.job)
-        if len(found) > AFTER_MAX:
-            raise ConfigError(f"--depends-on {one.job}: found {len(found):,} jobs, expected at most {AFTER_MAX:,}")
-        after.setdefault(one.field, []).extend(found)
     for line in work.ignored:
         print(f"brim: ignored #SBATCH {line}", file=sys.stderr)
     for line in (*_changes(work, options), *_unread(wants.fields)):
@@ -280,6 +271,22 @@ def _submit(
     for call in work.slurm_calls:
         print(f"brim: the script calls {call}, which knows nothing of jobs of brim{_SLURM_CALLS[call]}",
               file=sys.stderr)
+    return work, wants
+
+
+def _submit(at: Client, work: Runnable, wants: Asked, dry_run: bool, wanted: str, *, waits: bool) -> list[int]:
+    """Submit jobs, or show what would become of them. With ``waits``, one that can never run is refused."""
+    from brim.cli.agents import ensure_agent
+    from brim.cli.capture import requests_of
+    from brim.cli.retention import remove_old
+    from brim.live.requests import AFTER_MAX
+
+    after: dict[str, list[int]] = {}
+    for one in wants.after:
+        found = find_awaited(at, one.job)
+        if len(found) > AFTER_MAX:
+            raise ConfigError(f"--depends-on {one.job}: found {len(found):,} jobs, expected at most {AFTER_MAX:,}")
+        after.setdefault(one.field, []).extend(found)
     requests = requests_of(work, wants, after, keep=not dry_run)
     if dry_run:
         _show(at, work.command, requests, wanted)
