@@ -281,6 +281,7 @@ def test_a_function_that_counts_no_references_returns_no_array():
         compiled.in_place(made)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("preset", ["fifo", "backfill", "srtf", "fair", "tiresias"])
 def test_replays_free_all_arrays_that_they_make(preset):
     """Under three of the presets, these are more than 4,000."""

@@ -169,6 +169,7 @@ def drawn(num_jobs, count, seed):
     return found
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("count", [2, 6, 14])
 @pytest.mark.parametrize("prior", [None, BERT])
 def test_no_parameters_nearby_meet_the_observations_better(monkeypatch, count, prior):

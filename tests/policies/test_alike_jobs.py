@@ -93,7 +93,7 @@ def two_queues(draw):
     )
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("place", [
     Consolidate("stop"), Consolidate("skip"), Consolidate("reserve"), Spread("reserve"), WorkersAndServers(),
     WorkersAndServers(preempts=False), WorkersAndServers(misfit="stop"),

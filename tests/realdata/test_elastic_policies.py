@@ -56,6 +56,7 @@ def test_pollux_searched_exactly_does_as_well_as_published():
     assert jct_s("pollux", 6, jobs=ALL) <= 1.05 * 2_446
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 def test_goodput_completes_jobs_sooner_than_pollux_with_the_same_limits(number):
     assert jct_s("goodput", number) < jct_s("pollux-x4", number)

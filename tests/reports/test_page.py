@@ -148,6 +148,7 @@ def test_findings_and_bars_are_over_the_seeds_as_the_table_or_name_the_seed():
     assert alone[0].endswith(" in this replay.")
 
 
+@pytest.mark.slow
 def test_a_page_of_eight_policies_and_many_jobs_is_small(tmp_path):
     policies = ("fifo", "backfill", "sjf", "srtf", "las", "gittins", "tiresias", "brim")
     names = {"users": [f"{i:02d}-" + "long-name" * 10 for i in range(40)]}

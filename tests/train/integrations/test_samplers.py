@@ -103,7 +103,7 @@ def noisy(batch):
     return torch.tensor(batch).tolist(), int(torch.randint(1 << 30, ()))
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @needs("lightning")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_resumed_epoch_goes_on_where_it_was(kind):
