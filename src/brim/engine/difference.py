@@ -7,11 +7,10 @@ import numpy as np
 from brim.core.actions import Bookings, Plan, plan_of
 from brim.core.arrays import IntArray
 from brim.core.changes import RULES, stages
-from brim.core.events import Kind
 from brim.core.snapshot import Snapshot
 from brim.core.tables import Grants
 from brim.core.trace import NONE
-from brim.engine.rows import changes
+from brim.engine.rows import PREEMPT, REJECT, RESIZE, START, TUNE, changes
 from brim.policies.sockets import Sizes
 
 
@@ -41,7 +40,7 @@ def difference(
     if not count:
         return plan_of(snapshot.now_ms)
     rows = np.flatnonzero(became != NONE)
-    preempted, rejected, tuned = (rows[became[rows] == kind] for kind in (Kind.PREEMPT, Kind.REJECT, Kind.TUNE))
+    preempted, rejected, tuned = (rows[became[rows] == kind] for kind in (PREEMPT, REJECT, TUNE))
     changed = became[wanted.job]
     new = np.flatnonzero(RULES.gives[changed] & (changed != NONE))
     granted = wanted.job[new]
@@ -49,13 +48,13 @@ def difference(
     first[granted[::-1]] = np.arange(len(new))[::-1]  # the jobs that get another setting, in the order of the grants
     gangs = granted[first[granted] == np.arange(len(new))]
     acted = np.concatenate((
-        preempted, rejected, gangs[became[gangs] == Kind.RESIZE], gangs[became[gangs] == Kind.START], tuned,
+        preempted, rejected, gangs[became[gangs] == RESIZE], gangs[became[gangs] == START], tuned,
     ))
     place = np.zeros(len(became), dtype=np.int64)
     place[acted] = np.arange(len(acted))
     new = new[np.lexsort((wanted.gpu[new], wanted.node[new], place[granted]))]
     kind = became[acted]
-    gives, starts = RULES.gives[kind], kind == Kind.START
+    gives, starts = RULES.gives[kind], kind == START
     counts = np.bincount(place[granted], minlength=len(acted))
     job = wanted.job[new]
     plan = Plan(
@@ -68,7 +67,7 @@ def difference(
             ranks=np.column_stack((wanted.node[new], wanted.gpu[new], wanted.share_milli[new], workers[job])),
         ),
     )
-    return _staged(snapshot, plan) if len(tuned) or (kind == Kind.RESIZE).any() else plan
+    return _staged(snapshot, plan) if len(tuned) or (kind == RESIZE).any() else plan
 
 
 def _staged(snapshot: Snapshot, plan: Plan) -> Plan:

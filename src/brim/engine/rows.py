@@ -23,7 +23,7 @@ FINE: Final = -1
 """Fault of an answer that has none."""
 BLOCKER, WHY, INCREASING, JOB, NOWHERE, SHARE, REVOCABLE = range(7)
 """Faults of grants, in the order in which they are looked for."""
-_PREEMPT, _REJECT, _RESIZE, _START, _TUNE = (
+PREEMPT, REJECT, RESIZE, START, TUNE = (
     int(kind) for kind in (Kind.PREEMPT, Kind.REJECT, Kind.RESIZE, Kind.START, Kind.TUNE)
 )
 """What becomes of a job: the kind of event that books it."""
@@ -201,11 +201,11 @@ def changes(
         if len(batch_wanted):
             batch[j] = batch_wanted[j]
         if holds and not has[j]:
-            became[j] = _PREEMPT
+            became[j] = PREEMPT
         elif holds:
             moved = rest[j] != 0 or (not same[j] and _has_moved(j, held_job, held_node, held_gpu, job, node, gpu))
             if moved:
-                became[j] = _RESIZE
+                became[j] = RESIZE
             else:
                 if not tunes_loaders:
                     workers[j] = loaders_now[j]
@@ -215,11 +215,11 @@ def changes(
                 if batch_now[j] != NONE or len(batch_wanted):  # else the batch is the job's own, which it has reported
                     other |= batch[j] != batch_now[j]
                 if other or workers[j] != loaders_now[j]:
-                    became[j] = _TUNE
+                    became[j] = TUNE
         elif has[j]:
-            became[j] = _START
+            became[j] = START
         elif len(reject) and reject[j]:
-            became[j] = _REJECT
+            became[j] = REJECT
         count += became[j] != NONE
     return count, became, batch, workers, will_revoke
 

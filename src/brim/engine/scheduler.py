@@ -130,7 +130,7 @@ class Scheduler:
         """Time at which the next round is due that decides about all jobs."""
         if self._idle:
             return None
-        elastic, waiting = self.state.has_elastic, self._waiting
+        elastic, waiting = (self._changes or self._resizes) and self.state.has_elastic, self._waiting
         due_ms = self._trigger.due_ms(
             None if self._changes and elastic else waiting,
             looks=bool(waiting) or (self._resizes and elastic) or self._trigger.looks,

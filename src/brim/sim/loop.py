@@ -47,6 +47,7 @@ class Loop:
         self._attempts, self._injector, self._executor = attempts, injector, executor
         self._record, self._stall_detector = record, stall_detector
         self._wake_ms = scheduler.due_ms()  # when the next round is due
+        self._shares = scheduler.policy.shares_gpus
         self._round_s = array("d")
 
     def run(
@@ -108,7 +109,8 @@ class Loop:
         self._round_s.append(time.perf_counter() - began)
         self._wake_ms = step.wake_ms
         for result in step.rounds:
-            self._note_shares(result)
+            if self._shares:
+                self._note_shares(result)
             self._executor.carry_out(result.plan, now_ms)
 
     def _note_shares(self, result: RoundResult) -> None:
