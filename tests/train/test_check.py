@@ -222,6 +222,14 @@ def test_a_rate_behind_begins_step_and_a_carried_count_pass(checked):
     assert "step 5 undone and repeated" in out
 
 
+def test_a_stop_at_the_end_of_an_epoch_leaves_the_code_behind_it_to_the_next_start(checked):
+    script = SCRIPT.format(above="", inside='x = x * (1 + ends["n"])', workers=4, epochs=2, checkpoint=None)
+    carried = 'ends = run.carry("ends", {"n": 0})\nmodel, optimizer ='
+    code, out, err = checked(script=script.replace("model, optimizer =", carried) + '    ends["n"] += 1\n', steps=10)
+    assert (code, err) == (0, ""), out
+    assert "(10 steps on 1 rank; stopped after 5, resumed on 2 ranks; step 8 undone" in out  # an epoch has 5 steps
+
+
 def test_a_run_of_two_steps_is_checked_without_an_undone_step(checked):
     code, out, _ = checked(steps=2)
     assert code == 0

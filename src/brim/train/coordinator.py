@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from itertools import takewhile
-from typing import Any
+from typing import Any, NoReturn
 
 from brim.errors import ConfigError, UserError
 from brim.gang.messages import (
@@ -311,6 +311,17 @@ class Coordinator:
         self.report_finished()  # now, since a script may end by os._exit
         if self._commands.leave_requested:
             raise SystemExit(PREEMPTED)
+
+    def stop(self) -> NoReturn:
+        """Save and end between two steps. The script has left no loop: what is behind the steps runs in the next start.
+
+        Raises:
+            SystemExit: always.
+        """
+        self._job.position.limits = self._job.position.script_epoch = None
+        self.finish()
+        self._close()
+        raise SystemExit(0)
 
     def report_finished(self) -> None:
         """Tell the supervisor that the training of this rank has ended."""

@@ -40,8 +40,13 @@ class Instrument:
         del run, loader
         return False
 
-    def between_steps(self, run: Run, state: State) -> None:
-        """Observe the run between two steps; ``state`` is all that it saves, equal on every rank."""
+    def between_steps(self, run: Run, state: State) -> bool:
+        """Observe the run between two steps; return whether it is to save and end here, on every rank.
+
+        ``state`` is all that it saves, equal on every rank.
+        """
+        del run, state
+        return False
 
     def step_begins(self, loader: Batches) -> None:
         """Observe that a step begins."""

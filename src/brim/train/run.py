@@ -420,7 +420,8 @@ class Run:
             if position.steps_done > began:
                 self._job.check_carried("after a step")
             coordinator.between_steps()
-            self._instrument.between_steps(self, self._job.parts)
+            if self._instrument.between_steps(self, self._job.parts):
+                coordinator.stop()
             if self._job.is_ahead:
                 return
             if loader.epoch == epoch and not position.is_over:

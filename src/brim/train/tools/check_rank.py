@@ -48,16 +48,11 @@ class Recorder(Instrument):
         """Leave the script's own checkpoints alone."""
         return options | {"checkpoint": self._checkpoints}
 
-    def between_steps(self, run: Run, state: State) -> None:
-        """Record each step once; end after the last one like a job that is done."""
+    def between_steps(self, run: Run, state: State) -> bool:
+        """Record each step once; end after the last one."""
         if run.rank == 0 and self._recorded != run.steps_done:
             self._append(run, state)
-        if run.steps_done >= self._stop:
-            try:
-                raise SystemExit(0)
-            finally:  # the script has not ended its loop, and goes on in the next start
-                run.finish()
-                run.close()
+        return run.steps_done >= self._stop
 
     def undoes(self, step: int) -> bool:
         """Undo this one step."""
