@@ -307,3 +307,9 @@ def test_sacct_last_line_that_does_not_end_is_not_believed(tmp_path):
     trace, report = traces.read(save(tmp_path, "s", text[:-2]))  # gres/gpu=1
     assert trace.gpus.tolist() == [16] * 19
     assert [error.found for error in report.first_unusable(3)] == ["a last line without a newline"]
+
+
+def test_a_dump_without_what_jobs_got_or_asked_names_the_column_that_the_document_asks_for(tmp_path):
+    path = save(tmp_path, "jobs.txt", "JobIDRaw|Submit|Start|End|State\n1|Unknown|Unknown|Unknown|PENDING\n")
+    with pytest.raises(TraceError, match="expected a column 'AllocTRES'"):
+        traces.read(path, "sacct")

@@ -234,19 +234,24 @@ def test_a_run_that_is_finished_in_its_loop_is_told_so():
     run.close()
 
 
-def test_an_epoch_that_is_left_early_is_no_silent_end():
-    run = bt.start()
+@pytest.mark.parametrize(("micro_batches", "said"), [
+    (0, r"an epoch without a step: iterate over run\.steps"),
+    (2, r"left in epoch 0 before its end: to end early use run\.epochs"),  # within the first step
+    (8, r"left in epoch 0 before its end: to end early use run\.epochs"),
+])  # fmt: skip
+def test_an_epoch_that_is_left_early_is_no_silent_end(micro_batches, said):
+    run = bt.start(logical_workers=4)
     model = nn.Linear(20, 5)
     run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     loader = run.loader(Rows("rows"), 16, workers=0)
 
     def train_a_little():
         for _ in run.epochs(3):
-            for x, y in run.steps(loader):
+            for number, (x, y) in enumerate(run.steps(loader) if micro_batches else (), 1):
                 run.backward(loss_of(model(x), y))
                 run.step()
-                if run.steps_done == 2:
+                if number == micro_batches:
                     break
 
-    with pytest.raises(UserError, match=r"left in epoch 0 before its end: to end early use run\.epochs"):
+    with pytest.raises(UserError, match=said):
         train_a_little()

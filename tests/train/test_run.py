@@ -694,6 +694,14 @@ def test_an_option_of_another_loader_is_answered_with_ours(option, words):
         bt.start().loader(Rows("rows"), 16, **option)
 
 
+@pytest.mark.parametrize(("options", "words"), [
+    ({"batch_size": 8}, "does not take batch_size: use global_batch"), ({}, "found no global_batch, expected the"),
+])  # fmt: skip
+def test_a_loader_without_a_batch_is_answered_with_ours(options, words):
+    with pytest.raises(ConfigError, match=words):
+        bt.start().loader(Rows("rows"), **options)
+
+
 def clipped():
     run = bt.start(logical_workers=4, seed=5)
     model = nn.Linear(20, 5)

@@ -183,8 +183,8 @@ def _jobs(table: Table) -> Table:
     """Check the columns, name the id column ``id`` and drop job steps."""
     id_column = "JobIDRaw" if "JobIDRaw" in table else "JobID"
     table.require(id_column, *COLUMNS)
-    if "AllocTRES" not in table:
-        table.require("ReqTRES")
+    if "ReqTRES" not in table:
+        table.require("AllocTRES")
     table = table.drop((table.text(id_column) == id_column).fill_null(False).to_numpy(), "header line, repeated")
     text = table.text(id_column)
     odd = (~text.str.contains(_ID)).fill_null(True).to_numpy()

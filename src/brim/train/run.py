@@ -318,12 +318,12 @@ class Run:
             raise UserError(f"{call} after the first step was asked for, expected before run.epochs")
         self._job.parts.parts[name] = part
 
-    def loader(self, dataset: Any, global_batch: int, **options: Any) -> Any:
+    def loader(self, dataset: Any, global_batch: int | None = None, **options: Any) -> Any:
         """Make a loader. The first one made is for training.
 
         Args:
             dataset: Map-style or iterable, see `brim.train.data.loader.Loader`.
-            global_batch: Samples of one optimizer step over all ranks.
+            global_batch: Samples of one optimizer step over all ranks; it has no default.
             options: Those of `brim.train.data.loader.Loader`: ``workers``, ``prefetch``, ``collate``, ``pin_memory``
                 (by default on a GPU), ``shuffle``, ``last``, ``length``, ``sample_rng``, ``timeout_s``,
                 ``batch_range``, and ``seed`` (by default that of the run). In fast mode also ``micro_batch``: the most
@@ -336,6 +336,8 @@ class Run:
 
         micro_batch = options.pop("micro_batch", None)
         check_options(options, Loader)
+        if global_batch is None:
+            raise ConfigError("run.loader: found no global_batch, expected the samples of an optimizer step on all ranks")
         options.setdefault("seed", self.seed)
         options.setdefault("pin_memory", self.device.type == "cuda")
         loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
@@ -373,7 +375,7 @@ class Run:
                 raise UserError("run.finish was called in the loop over run.epochs, which goes on: call it after it")
             job.update.check_schedules()
             if not (position.is_over or position.is_ended_early) and (job.loader is None or job.loader.epoch == before):
-                if job.loader is not None and job.loader.step == 0:
+                if position.calls == before:
                     raise UserError("an epoch without a step: iterate over run.steps(loader) in it")
                 raise UserError(
                     f"run.steps was left in epoch {before} before its end: to end early use run.epochs(..., steps=N), "
@@ -576,7 +578,7 @@ class Run:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss over the global batch of the last committed step."""
+        """Mean loss over the global batch of the last committed step; None before the first one."""
         return self._job.mean_loss()
 
     @property
