@@ -337,7 +337,7 @@ class Run:
         micro_batch = options.pop("micro_batch", None)
         check_options(options, Loader)
         if global_batch is None:
-            raise ConfigError("run.loader: found no global_batch, expected the samples of an optimizer step on all ranks")
+            raise ConfigError("run.loader: found no global_batch, expected the samples of a step on all ranks")
         options.setdefault("seed", self.seed)
         options.setdefault("pin_memory", self.device.type == "cuda")
         loader = Loader(dataset, global_batch, logical_workers=self._workers or 1, **options)
