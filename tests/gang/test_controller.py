@@ -301,6 +301,7 @@ def test_a_request_that_cannot_be_carried_out_is_refused_with_the_reason():
     assert gang.request(TuneSettings(prefetch=0)).detail == "tune: found prefetch 0, expected at least 1"
     assert gang.request(KillRequest(9)).detail == "found id 9, expected one of [0, 1]"
     assert gang.request(ResizeRequest(0)).detail == "found size 0, expected at least 1"
+    assert gang.request(ResizeRequest(129)).detail == "found size 129, expected at most 128"
     assert gang.actions() == []
 
 

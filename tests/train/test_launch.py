@@ -354,7 +354,8 @@ def test_help_behind_send_lists_the_requests(capsys, words):
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    ([], "no script given: expected script.py"), (["--nproc", "0", "x.py"], "expected at least 1"),
+    ([], "no script given: expected script.py"), (["--nproc", "0", "x.py"], "found 0, expected 1 to 128"),
+    (["--nproc", "129", "x.py"], "--nproc: found 129, expected 1 to 128"),
     (["--grace", "-1", "x.py"], "--grace: found -1, expected at least 0"),
     (["--failure-grace", "nan", "x.py"], "--failure-grace: found nan, expected at least 0"),
     (["--replace", "-1", "x.py"], "--replace: found -1, expected at least 0"),

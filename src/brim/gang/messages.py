@@ -33,6 +33,9 @@ GANG_VARIABLE: Final = "BRIM_GANG"
 """Environment: the gang's id, in every process of the gang."""
 LOADER_WORKERS_VARIABLE: Final = "BRIM_LOADER_WORKERS"
 """Environment: most processes that ``workers="auto"`` may start on a rank."""
+RANKS_MAX: Final = 128
+"""Most ranks of a gang, which is on one machine. Ours: with twice as many that end at once, as when a script fails, the
+supervisor, which sends starts, and the zygote, which answers, would wait for each other: a socket holds 277 answers."""
 RESUME_CODES: Final = (75, 85, 99)
 """Exit codes that ask to be resumed: sysexits' EX_TEMPFAIL, HTCondor's default for self-checkpointing, and SGE's
 reschedule."""
@@ -310,6 +313,8 @@ def check_request(request: Request) -> None:
     match request:
         case PreemptRequest(grace_s=float(grace_s)) if not 0 <= grace_s < math.inf:
             raise ValueError(f"preempt: found {grace_s:g} s, expected a finite time of at least 0")
+        case ResizeRequest(size=size) if size > RANKS_MAX:
+            raise ValueError(f"found size {size}, expected at most {RANKS_MAX}")
         case TuneSettings():
             for name, least in (
                 ("global_batch", 1), ("loader_workers", 0), ("prefetch", 1), ("loader_workers_max", 0)

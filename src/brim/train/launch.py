@@ -27,6 +27,7 @@ from brim.gang import launch_config
 from brim.gang.client import send_request
 from brim.gang.launch_config import LaunchConfig
 from brim.gang.messages import (
+    RANKS_MAX,
     KillRequest,
     PreemptRequest,
     Request,
@@ -88,8 +89,8 @@ def _launch(options: argparse.Namespace) -> int:
     rest = options.rest[1:] if options.rest[:1] == ["--"] else options.rest
     if not rest:
         raise ValueError("no script given: expected script.py and its arguments")
-    if options.nproc < 1:
-        raise ValueError(f"--nproc: found {options.nproc}, expected at least 1")
+    if not 1 <= options.nproc <= RANKS_MAX:
+        raise ValueError(f"--nproc: found {options.nproc}, expected 1 to {RANKS_MAX}")
     for name in ("grace", "term", "failure_grace", "hang", "replace"):
         if not getattr(options, name) >= 0:
             raise ValueError(f"--{name.replace('_', '-')}: found {getattr(options, name):g}, expected at least 0")
