@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from brim.agent.protocol import ON_CPU
-from brim.cli.report import _chosen, _scene, _was_on_cpu
+from brim.cli.report import _chosen, _setup_of, _was_on_cpu
 from brim.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def test_jobs_under_two_policies_are_refused_with_those_under_the_last():
     history = SimpleNamespace(settings=[(0, fifo), (100, srtf), (200, las)])
     found = [recorded(job, 10 + 70 * job, 0) for job in range(5)]
     with pytest.raises(ConfigError) as caught:
-        _scene(history, found, frozenset(range(5)), None, "the later half of the jobs")
+        _setup_of(history, found, frozenset(range(5)), None, "the later half of the jobs")
     assert str(caught.value) == (
         "the later half of the jobs: srtf on 1x4xT4 took the place of fifo on 1x4xT4 while they ran, expected jobs "
         "under one policy on one cluster, such as --jobs 3-4"
@@ -41,7 +41,7 @@ def test_the_jobs_that_a_refusal_names_ran_under_one_policy_themselves():
     history = SimpleNamespace(settings=[(0, fifo), (100, srtf), (310, las), (310, las), (400, fifo)])
     found = [recorded(job, 10 + 70 * job, 0) for job in range(7)]  # jobs 2 and 3 begin and end under srtf
     with pytest.raises(ConfigError, match=r"srtf on 1x4xT4 took the place of fifo on 1x4xT4 .*, such as --jobs 2-3$"):
-        _scene(history, found, frozenset({0, 1, 2}), None, "--jobs")
+        _setup_of(history, found, frozenset({0, 1, 2}), None, "--jobs")
 
 
 def test_a_range_of_jobs_on_cpu_alone_is_refused_with_the_reason():

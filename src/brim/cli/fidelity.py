@@ -109,15 +109,15 @@ def learn(jobs: Sequence[RecordedJob]) -> LearnedBeliefs:
     return LearnedBeliefs(run_times=run_times, speeds=_speeds(whole), costs=replace(costs, restart_ms=restart_ms))
 
 
-def with_own_run_times(jobs: Sequence[RecordedJob], compared: frozenset[int], scene: ReplaySetup) -> FidelityResult:
+def with_own_run_times(jobs: Sequence[RecordedJob], compared: frozenset[int], setup: ReplaySetup) -> FidelityResult:
     """Replay jobs with the run times and costs that they showed themselves: this checks only how the twin queues."""
     own = [one for one in jobs if one.job.id in compared]
     run_ms = {one.job.id: one.run_ms for one in jobs}
-    return _replayed(jobs, compared, scene, run_ms, _own_work(jobs), costs_of(own), {})
+    return _replayed(jobs, compared, setup, run_ms, _own_work(jobs), costs_of(own), {})
 
 
 def predicted(
-    jobs: Sequence[RecordedJob], compared: frozenset[int], scene: ReplaySetup, beliefs: LearnedBeliefs
+    jobs: Sequence[RecordedJob], compared: frozenset[int], setup: ReplaySetup, beliefs: LearnedBeliefs
 ) -> FidelityResult:
     """Replay jobs with the run times and costs that others showed; what is not compared keeps its own run times."""
     run_ms, bases = {one.job.id: one.run_ms for one in jobs}, Counter[str]()
@@ -131,7 +131,7 @@ def predicted(
             else:
                 run_ms[one.job.id], basis = beliefs.run_times.run_ms(_kind(one))
                 bases[BASES[basis]] += 1
-    return _replayed(jobs, compared, scene, run_ms, work, beliefs.costs, bases)
+    return _replayed(jobs, compared, setup, run_ms, work, beliefs.costs, bases)
 
 
 def _own_work(jobs: Sequence[RecordedJob]) -> dict[int, KindSpeeds]:
@@ -151,21 +151,21 @@ def _kind(one: RecordedJob) -> JobKind:
 
 
 def _replayed(
-    jobs: Sequence[RecordedJob], compared: frozenset[int], scene: ReplaySetup, run_ms: Mapping[int, int],
+    jobs: Sequence[RecordedJob], compared: frozenset[int], setup: ReplaySetup, run_ms: Mapping[int, int],
     work: Mapping[int, KindSpeeds], costs: ChangeCosts, bases: Mapping[str, int],
 ) -> FidelityResult:
-    trace = trace_of_recorded("the recorded jobs", jobs, scene.cluster, run_ms)
+    trace = trace_of_recorded("the recorded jobs", jobs, setup.cluster, run_ms)
     of = {str(one.job.id): one for one in jobs}
     rows = [of[name] for name in trace.job_id]
     result = replay(
-        trace, scene.cluster, scene.policy,
+        trace, setup.cluster, setup.policy,
         ReplaySettings(
             overheads=Overheads.of_live(
                 start_ms=costs.start_ms, restart_ms=costs.restart_ms, save_ms=costs.save_ms
             ),
-            gap_ms=scene.gap_ms, gap_job_us=scene.gap_job_us,
+            gap_ms=setup.gap_ms, gap_job_us=setup.gap_job_us,
         ),
-        truth=_truth(trace, rows, work, scene.cluster),
+        truth=_truth(trace, rows, work, setup.cluster),
         journal=Journal(),  # the general loop: it is ready at once, and shares its steps with the controller
     )
     found = fidelity(

@@ -64,20 +64,21 @@ def report(
         but = " but on CPU, where the replay has no ranks" if on_cpu else ""
         raise NotFoundError(f"no job has finished yet{but}: there is nothing to compare the twin with")
     compared, learned = _chosen(found, on_cpu, jobs, learn)
-    scene, rows = _scene(history, found, compared, policy, "the later half of the jobs" if jobs is None else "--jobs")
-    own = twin.with_own_run_times(rows, compared, scene)
+    which = "the later half of the jobs" if jobs is None else "--jobs"
+    setup, rows = _setup_of(history, found, compared, policy, which)
+    own = twin.with_own_run_times(rows, compared, setup)
     beliefs = twin.learn(learned) if learned else None
-    prediction = None if beliefs is None else twin.predicted(rows, compared, scene, beliefs)
+    prediction = None if beliefs is None else twin.predicted(rows, compared, setup, beliefs)
     cut = frozenset(one.job.id for one in found if one.job.id in compared and one.ready_ms < history.since_ms)
     if wanted == "json":
         print(json.dumps({
-            "schema": SCHEMA, "before_journal": sorted(cut), "on_cpu": sorted(on_cpu), "policy": scene.policy.name,
-            "cluster": str(scene.cluster), "compared": sorted(compared), "learned": [one.job.id for one in learned],
+            "schema": SCHEMA, "before_journal": sorted(cut), "on_cpu": sorted(on_cpu), "policy": setup.policy.name,
+            "cluster": str(setup.cluster), "compared": sorted(compared), "learned": [one.job.id for one in learned],
             "own_run_times": own.as_json(), "predicted": None if prediction is None else prediction.as_json(),
         }))
         return
     left_out = len(compared) - len(own.fidelity.rows)
-    print(f"{_ids(compared)} under {scene.policy.name} on {scene.cluster}" + (
+    print(f"{_ids(compared)} under {setup.policy.name} on {setup.cluster}" + (
         f"; {left_out} of them did not run undisturbed to the end, and only load the cluster" if left_out else ""
     ))
     if on_cpu:
@@ -174,7 +175,7 @@ def _range(option: str, text: str) -> tuple[int, int]:
         raise ConfigError(f"{option}: found {shown(text)}, expected ids of jobs, such as 41-80") from None
 
 
-def _scene(
+def _setup_of(
     history: History, found: Sequence[RecordedJob], compared: frozenset[int], policy: str | None, which: str
 ) -> tuple[ReplaySetup, list[RecordedJob]]:
     """Under what the compared jobs ran, and all jobs since then: those before them only load the cluster.

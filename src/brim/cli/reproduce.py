@@ -7,16 +7,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from brim.cli.options import JsonOption, OutputOption, output_of
 from brim.cli.outputs import check_outputs, console
 from brim.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 EXPERIMENTS: Final = {
     "elastic": "Effective Elastic Scaling (MASCOTS 2020): GPUs and batch chosen together, against a fixed batch",
